@@ -1,0 +1,65 @@
+# One line of `make help` per target: the text after ##.
+
+# golangci-lint is built from source at this version, whatever else is installed.
+LINT_VERSION := v2.15.0
+LINT         := $(CURDIR)/bin/golangci-lint-$(LINT_VERSION)
+
+# How long `make fuzz` runs each fuzz target.
+FUZZTIME ?= 10s
+
+# modules.txt is the only list of modules: a green root says nothing of the others.
+MODULES := $(shell cat modules.txt)
+
+# A workspace would hide what the go.mod files miss.
+export GOWORK := off
+
+# $(call each,title,command) runs a command in every module and stops at the first that fails.
+each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
+
+.DEFAULT_GOAL := help
+.PHONY: help tools redis modules test lint fuzz bench tidy check
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
+
+tools: redis $(LINT) ## Install what tests and lint need and this machine lacks
+
+redis:
+	@bash .ci/need redis-server redis-server
+	@bash .ci/need redis-cli redis-tools
+
+$(LINT):
+	@echo "building golangci-lint $(LINT_VERSION) into bin/: some minutes, once"
+	@mkdir -p bin
+	GOBIN="$(CURDIR)/bin" go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+	@mv bin/golangci-lint "$@"
+
+modules:
+	@found=$$(find . -name go.mod -not -path './bin/*' -exec dirname {} + | sed 's|^\./||' | sort); \
+	listed=$$(sort modules.txt); \
+	if [ "$$found" != "$$listed" ]; then \
+		echo "modules.txt lists" $$listed "but there is a go.mod in" $$found": make them agree" >&2; exit 1; \
+	fi
+
+test: redis modules ## Vet and test every module, with the race detector
+	$(call each,go vet,go vet ./...)
+	$(call each,go test,go test -race -shuffle=on -count=1 ./...)
+
+lint: $(LINT) modules ## Lint every module with the one .golangci.yml
+	$(call each,lint,"$(LINT)" run --config "$(CURDIR)/.golangci.yml" ./...)
+
+fuzz: ## Run every fuzz target for FUZZTIME (10s)
+	@set -e; for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -r dirname | sort -u); do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$$dir"/*_test.go); do \
+			echo "== $$dir: $$target"; \
+			(cd "$$dir" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) .); \
+		done; \
+	done
+
+bench: redis modules ## Run the benchmarks of every module
+	$(call each,benchmarks,go test -run '^$$' -bench . -benchmem ./...)
+
+tidy: modules ## Tidy every go.mod
+	$(call each,tidy,go mod tidy)
+
+check: test lint ## All that CI runs

@@ -1,0 +1,224 @@
+package herdgate
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/local"
+	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/singleflight"
+)
+
+// Cache is a read-through cache of values of one type under one policy. Safe for
+// concurrent use.
+type Cache[V any] struct {
+	gate   *Gate
+	name   string
+	loader LoaderFunc[V]
+	policy Policy
+	settings[V]
+
+	builds    builder               // who may load: Redis, or this process alone
+	copies    *local.Map[copied[V]] // nil without a local tier
+	flights   singleflight.Group[string, work, Result[V]]
+	refreshes singleflight.Group[string, work, Result[V]]
+	quiet     quietKeys
+	seed      maphash.Seed
+	events    *counters
+}
+
+// builder decides who loads a key, and stores what was loaded.
+type builder interface {
+	Acquire(context.Context, remote.Keys, remote.Acquire) (remote.Found, error)
+	Commit(context.Context, remote.Keys, remote.Commit) (remote.Stored, error)
+	Finish(context.Context, remote.Keys, remote.Finish) (bool, error)
+	Change(context.Context, remote.Keys, remote.Change) (remote.Stored, error)
+}
+
+type flight[V any] = singleflight.Flight[string, work, Result[V]]
+
+// Result is a value and what is known about it.
+type Result[V any] struct {
+	// Value is the zero value if there is an error.
+	Value V
+	// Outcome says where the value, or the ErrNotFound, came from.
+	Outcome Outcome
+	// Age is the time since the value was stored, by Redis's clock; for one that was
+	// marked stale by Expire, the longest it can be. 0 for a value just loaded.
+	Age time.Duration
+	// Stale says that the value was past its TTL, or marked stale, when it was served.
+	Stale bool
+}
+
+// New makes a cache. name keeps its entries apart from those of other caches and
+// must be unlike any other on the gate: letters, digits, '.', '_' and '-'. load may
+// be nil for a cache that is only read, Set, or used with Fetch. A *[ConfigError]
+// says what in name, policy or options cannot be used; ErrClosed is for a closed gate.
+func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, options ...Option[V]) (*Cache[V], error) {
+	check := checker{}
+	check.name("name", name)
+	if check.err != nil {
+		return nil, check.err
+	}
+	policy, err := policy.resolved()
+	if err != nil {
+		return nil, err
+	}
+	c := &Cache[V]{
+		gate:   gate,
+		name:   name,
+		loader: load,
+		policy: policy,
+		seed:   maphash.MakeSeed(),
+		events: newCounters(name, gate.options.Observer),
+	}
+	for _, option := range options {
+		option(&c.settings)
+	}
+	localTier := policy.LocalTTL != Off && gate.options.LocalBytes != Off
+	switch {
+	case gate.store != nil:
+		c.builds = gate.store
+	case localTier:
+		c.builds = &solo{now: gate.now, wake: c.wake}
+	case policy.LocalTTL == Off:
+		return nil, &ConfigError{Field: "Policy.LocalTTL", Value: "Off", Want: "a local tier, as the gate has no Redis"}
+	default:
+		return nil, &ConfigError{Field: "Options.LocalBytes", Value: "Off", Want: "a local tier, as the gate has no Redis"}
+	}
+	tier, err := gate.register(name, c, localTier)
+	if err != nil {
+		return nil, err
+	}
+	if tier != nil {
+		c.copies = local.NewMap[copied[V]](tier)
+	}
+	return c, nil
+}
+
+// Get returns the value of key: from the local tier, from Redis, or loaded by the
+// cache's loader, by whoever in the fleet is first. It returns
+//
+//   - ErrNotFound, wrapped or not, if the key does not exist at its source;
+//   - a *[LoadError] if the load that this call waited for failed;
+//   - a *[BackoffError] (ErrBackoff) if an earlier load failed and its back-off runs;
+//   - ErrWaitTimeout after Policy.WaitTimeout;
+//   - ErrNoLoader, ErrClosed;
+//   - ctx's error when ctx ends first. The load goes on for the others and is stored.
+//
+// Trouble with Redis is no error: the value is then loaded in this process.
+func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
+	if v, err, ok := c.hit(key); ok {
+		return v, err
+	}
+	r, err := c.lookup(ctx, key, c.loader)
+	return r.Value, err
+}
+
+// Fetch is Get with a loader for this key. A call joins the flight that runs for
+// its key, whoever started it: of two Fetches with different loaders at the same
+// time, one loader runs and both get its value. A refresh behind a stale value
+// uses the loader of the call that met it.
+func (c *Cache[V]) Fetch(ctx context.Context, key string, load LoaderFunc[V]) (V, error) {
+	if v, err, ok := c.hit(key); ok {
+		return v, err
+	}
+	r, err := c.lookup(ctx, key, load)
+	return r.Value, err
+}
+
+// Lookup is Get that also tells where the value came from and how old it is.
+func (c *Cache[V]) Lookup(ctx context.Context, key string) (Result[V], error) {
+	return c.lookup(ctx, key, c.loader)
+}
+
+// Stats are the counts of this cache.
+func (c *Cache[V]) Stats() Stats {
+	var t totals
+	c.events.addTo(&t)
+	return t.stats()
+}
+
+func (c *Cache[V]) counters() *counters { return c.events }
+
+func (c *Cache[V]) keys(key string) remote.Keys {
+	if c.gate.store == nil {
+		return remote.Keys{V: key, B: key}
+	}
+	return c.gate.store.Keys(c.name, key)
+}
+
+func (c *Cache[V]) stripe(key string) *stripe {
+	return &c.gate.stripes[maphash.String(c.seed, key)%stripeCount]
+}
+
+// ticket is taken before a request is sent whose value may be kept.
+func (c *Cache[V]) ticket(key string) ticket {
+	return ticket{epoch: c.stripe(key).epoch.Load(), gap: c.gate.gap.current()}
+}
+
+// keep stores a copy in the local tier if its ticket still holds (I2).
+func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
+	if c.copies == nil {
+		return
+	}
+	s := c.stripe(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch.Load() == t.epoch {
+		c.store(key, cp, t)
+	}
+}
+
+// store puts a copy into the local tier. The stripe of key must be locked.
+func (c *Cache[V]) store(key string, cp *copied[V], t ticket) {
+	cp.gap = t.gap
+	c.copies.Store(key, cp, int64(cp.size)+int64(len(key))+copyOverhead)
+}
+
+// invalidate is what a change of key does in this process: nothing that was read or
+// loaded before is used for a call that begins after it.
+func (c *Cache[V]) invalidate(key string) {
+	s := c.stripe(key)
+	s.mu.Lock()
+	s.epoch.Add(1)
+	if c.copies != nil {
+		c.copies.Delete(key)
+	}
+	s.mu.Unlock()
+	c.outdate(key)
+}
+
+// outdate detaches the flights of key that read or load; one that waits will read
+// what it answers from later and stays joinable.
+func (c *Cache[V]) outdate(key string) {
+	each := func(f *flight[V]) {
+		if f.State.outdate() {
+			f.Detach()
+		}
+	}
+	c.flights.Each(key, each)
+	c.refreshes.Each(key, each)
+}
+
+// wake tells the flights that wait for a lease of key to look again.
+func (c *Cache[V]) wake(key string) {
+	each := func(f *flight[V]) { f.State.wake() }
+	c.flights.Each(key, each)
+	c.refreshes.Each(key, each)
+}
+
+// cancel ends all flights and refreshes with cause.
+func (c *Cache[V]) cancel(cause error) {
+	each := func(f *flight[V]) { f.Cancel(cause) }
+	c.flights.All(each)
+	c.refreshes.All(each)
+}
+
+// settled returns when no flight or refresh runs. The gate is closed before,
+// so that none starts.
+func (c *Cache[V]) settled(ctx context.Context) error {
+	return errors.Join(c.flights.Wait(ctx), c.refreshes.Wait(ctx))
+}

@@ -1,0 +1,125 @@
+package herdgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/herdgate/herdgate/internal/remote"
+)
+
+// deletesAtOnce is how many keys of one Delete are under way at once.
+const deletesAtOnce = 16
+
+// Set stores a value, as if it had been loaded now. Prefer to write to the source
+// and Delete: of two Sets at the same time either may come last.
+//
+// When Set has returned nil, no load that began before it stores its value, and
+// this process uses none from before it; other processes from when they get the
+// message. A *[ChangeError] means that the change may or may not have taken effect;
+// it wraps [ErrNotStored] if Redis had no memory for the value.
+func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
+	life := c.draw(false, 0)
+	keys := c.keys(key)
+	made, err := c.encode(keys, value, false, life)
+	if err != nil {
+		return c.changeError(remote.OpSet, key, fmt.Errorf("encode: %w", err))
+	}
+	return c.change(ctx, keys, key, remote.Change{Op: remote.OpSet, Entry: made.entry, PX: life.hard}, func() *copied[V] {
+		return c.made(value, false, made, life, c.gate.now())
+	})
+}
+
+// Delete removes keys, as many as named, so that the next call of each loads it
+// anew. Call it after the source was changed. It does what it can: the error joins
+// a *[ChangeError] of each key that failed. See Set for what a nil error promises.
+func (c *Cache[V]) Delete(ctx context.Context, keys ...string) error {
+	if len(keys) == 1 {
+		return c.change(ctx, c.keys(keys[0]), keys[0], remote.Change{Op: remote.OpDelete}, nil)
+	}
+	var (
+		all    errgroup.Group
+		mu     sync.Mutex
+		failed []error
+	)
+	all.SetLimit(deletesAtOnce)
+	for _, key := range keys {
+		all.Go(func() error {
+			if err := c.change(ctx, c.keys(key), key, remote.Change{Op: remote.OpDelete}, nil); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = append(failed, err)
+			}
+			return nil
+		})
+	}
+	_ = all.Wait() // the goroutines keep their errors themselves
+	return errors.Join(failed...)
+}
+
+// Expire marks a value stale: it is still served, and refreshed behind its callers,
+// if the policy has a Stale window, and otherwise gone. See Set for what a nil
+// error promises: it holds for values as fresh ones.
+func (c *Cache[V]) Expire(ctx context.Context, key string) error {
+	return c.change(ctx, c.keys(key), key, remote.Change{Op: remote.OpExpire}, nil)
+}
+
+// change sends a change. The epoch of its key moves when the reply is there, so
+// that nothing read before it is kept, and once more by the message if the call
+// gave up: then the change may come later.
+func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch remote.Change, kept func() *copied[V]) error {
+	if c.gate.closed.Load() {
+		return c.changeError(ch.Op, key, ErrClosed)
+	}
+	if err := ctx.Err(); err != nil {
+		return c.changeError(ch.Op, key, err)
+	}
+	ch.ID, ch.Cache, ch.Key, ch.Interval = randomHex(8), c.name, key, c.policy.MinRebuildInterval
+	c.gate.own.add(ch.ID)
+	t := c.ticket(key)
+	stored, err := c.builds.Change(ctx, keys, ch)
+	switch {
+	case err == nil && stored == remote.Done:
+		c.changed(key, ch.Op, t, kept)
+		c.events.emit(Event{Kind: EventChange, Key: key})
+		return nil
+	case err == nil && stored == remote.TooLate:
+		err = errTooLate
+	case err == nil:
+		err = ErrNotStored
+	}
+	c.gate.own.drop(ch.ID)
+	c.invalidate(key)
+	c.events.emit(Event{Kind: EventChangeFailed, Key: key, Err: err})
+	return c.changeError(ch.Op, key, err)
+}
+
+var errTooLate = errors.New("herdgate: the change reached Redis too late and was not made")
+
+// changed is what an acknowledged change of this process does locally. The value of
+// a Set is kept only if nothing else has changed since before it was sent.
+func (c *Cache[V]) changed(key string, op remote.Op, t ticket, kept func() *copied[V]) {
+	s := c.stripe(key)
+	s.mu.Lock()
+	alone := s.epoch.Add(1) == t.epoch+1
+	if c.copies != nil {
+		old := c.copies.Load(key)
+		switch {
+		case kept != nil && alone:
+			c.store(key, kept(), t)
+		case op == remote.OpExpire && c.gate.store == nil && old != nil:
+			c.store(key, old.expired(c.gate.now()), t) // the copy is the entry
+		default:
+			c.copies.Delete(key)
+		}
+	}
+	s.mu.Unlock()
+	c.outdate(key)
+}
+
+func (c *Cache[V]) changeError(op remote.Op, key string, err error) error {
+	return &ChangeError{Op: string(op), Cache: c.name, Key: key, Err: err}
+}

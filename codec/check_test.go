@@ -1,0 +1,85 @@
+package codec_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/herdgate/herdgate/codec"
+)
+
+func loses[V any](t *testing.T, v V, what string) {
+	t.Helper()
+	err := codec.Check(codec.Msgpack(), v)
+	if !errors.Is(err, codec.ErrLossy) || !strings.HasSuffix(err.Error(), what) {
+		t.Errorf("err = %v, want it to end in %q", err, what)
+	}
+}
+
+type node struct {
+	Name   string
+	parent *node
+	Kids   []*node
+}
+
+func TestCheckNamesWhatIsLost(t *testing.T) {
+	type private struct {
+		Open   int
+		secret string
+	}
+	type omit struct {
+		S []int `msgpack:",omitempty"`
+	}
+	type skip struct {
+		F func() `msgpack:"-"`
+		N int    `msgpack:"-"`
+	}
+	parent := &node{Name: "parent"}
+	parent.Kids = []*node{{Name: "child", parent: parent}}
+
+	loses(t, private{1, "x"}, `codec_test.private.secret: x became `)
+	loses(t, map[string][]private{"k": {{}, {1, "x"}}}, `[k][1].secret: x became `)
+	loses(t, omit{[]int{}}, `codec_test.omit.S: a []int that is not nil became nil`)
+	loses(t, skip{N: 1}, `codec_test.skip.N: 1 became 0`)
+	loses(t, skip{F: func() {}}, `codec_test.skip.F: a func() that is not nil became nil`)
+	loses(t, []any{1}, `[0]: the type int became int8`)
+	loses(t, []any{private{}}, `[0]: the type codec_test.private became map[string]interface {}`)
+	loses(t, []any{[]byte(nil)}, `[0]: a interface {} that is not nil became nil`)
+	loses(t, parent, `.Kids[0].parent: a *codec_test.node that is not nil became nil`)
+}
+
+func TestCheckTakesEqualValuesForEqual(t *testing.T) {
+	c := codec.Msgpack()
+	survives(t, c, time.Date(2026, 1, 1, 0, 0, 0, 0, time.FixedZone("far away", 3600)))
+	survives(t, c, []float64{math.NaN()})
+	survives(t, c, &node{Name: "alone"})
+}
+
+func TestCheckReturnsTheCodecsErrors(t *testing.T) {
+	err := codec.Check(codec.Msgpack(), make(chan int))
+	if err == nil || errors.Is(err, codec.ErrLossy) {
+		t.Errorf("err = %v", err)
+	}
+	err = codec.Check(codec.Msgpack(), selfMade{func() ([]byte, error) { return []byte{0xc3}, nil }})
+	if !errors.Is(err, codec.ErrMalformed) {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// family decodes into a circle.
+type family struct{ Kid *family }
+
+func (*family) MarshalMsgpack() ([]byte, error) { return []byte{0xc3}, nil }
+
+func (f *family) UnmarshalMsgpack([]byte) error {
+	f.Kid = f
+	return nil
+}
+
+func TestCheckEndsWhereADecoderMakesACircle(t *testing.T) {
+	f := &family{}
+	f.Kid = f
+	survives(t, codec.Msgpack(), f)
+}

@@ -1,0 +1,217 @@
+package herdgate
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"math"
+	mathrand "math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/internal/wire"
+	"github.com/herdgate/herdgate/singleflight"
+)
+
+// copyOverhead is what a local copy costs beside its value and key, in bytes: the
+// copy, its slot and the index entry.
+const copyOverhead = 256
+
+// copied is a decoded entry. It does not change once it is in the local tier,
+// except for ask. Times are the gate's monotonic time.
+type copied[V any] struct {
+	value   V
+	missing bool   // a remembered ErrNotFound
+	size    int    // bytes that the value counts for
+	seen    string // version of the entry
+
+	built time.Duration // when the entry was stored
+	early time.Duration // from when on it is refreshed ahead
+	fresh time.Duration // until when
+	hard  time.Duration // until when it may be served stale
+	check time.Duration // until when it may be served without asking Redis
+	gap   uint64
+	ask   atomic.Int64 // a hit before this time starts no refresh
+}
+
+// askPause is the time between two attempts of local hits to start a refresh.
+const askPause = 10 * time.Millisecond
+
+// due reports whether the caller is to start a refresh: one caller in each askPause.
+func (cp *copied[V]) due(now time.Duration) bool {
+	if now < cp.early {
+		return false
+	}
+	at := cp.ask.Load()
+	return int64(now) >= at && cp.ask.CompareAndSwap(at, int64(now+askPause))
+}
+
+func (cp *copied[V]) stale(now time.Duration) bool { return now >= cp.fresh }
+
+// servable reports whether the copy is fresh, or stale within its window.
+func (cp *copied[V]) servable(now time.Duration) bool { return now < cp.hard }
+
+func (cp *copied[V]) age(now time.Duration) time.Duration { return max(0, now-cp.built) }
+
+// expired is the copy marked stale.
+func (cp *copied[V]) expired(now time.Duration) *copied[V] {
+	return &copied[V]{
+		value: cp.value, missing: cp.missing, size: cp.size, seen: cp.seen,
+		built: cp.built, early: now, fresh: now, hard: cp.hard, check: cp.check,
+	}
+}
+
+func (cp *copied[V]) err() error {
+	if cp.missing {
+		return ErrNotFound
+	}
+	return nil
+}
+
+// lifetime is how long an entry lives from when it is stored.
+type lifetime struct{ fresh, hard, early time.Duration }
+
+// draw gives an entry its lifetime. took is how long its load took.
+func (c *Cache[V]) draw(missing bool, took time.Duration) lifetime {
+	ttl, stale := c.policy.TTL, c.policy.Stale
+	if missing {
+		ttl, stale = c.policy.NegativeTTL, 0
+	}
+	fresh := ttl
+	if spread := c.policy.Jitter * float64(ttl); spread > 0 {
+		spread = max(spread, float64(time.Millisecond))
+		fresh += time.Duration(spread * (2*mathrand.Float64() - 1))
+	}
+	fresh = max(fresh.Round(time.Millisecond), time.Millisecond)
+	early := fresh
+	if beta := c.policy.EarlyBeta; beta > 0 && !missing {
+		// A load that takes longer than the TTL would put the point before the entry
+		// itself; half the TTL is kept in any case.
+		ahead := beta * float64(took) * mathrand.ExpFloat64()
+		early -= time.Duration(min(ahead, float64(fresh)/2))
+	}
+	return lifetime{fresh: fresh, hard: fresh + stale, early: early}
+}
+
+// encoded is an entry ready to be stored. The script that stores it writes its
+// build time.
+type encoded struct {
+	entry []byte
+	seen  string // its version
+	size  int    // of the payload
+}
+
+func (c *Cache[V]) encode(keys remote.Keys, v V, missing bool, l lifetime) (encoded, error) {
+	header := wire.Header{
+		Codec:   c.policy.Codec.ID(),
+		Schema:  c.policy.Version,
+		KeyHash: wire.KeyHash(keys.V, 0),
+		Fresh:   uint32(l.fresh / time.Millisecond),
+		Hard:    uint32(l.hard / time.Millisecond),
+		Early:   uint32(l.early / time.Millisecond),
+		Version: newVersion(),
+	}
+	var payload []byte
+	var err error
+	if missing {
+		header.Flags = wire.FlagNegative
+	} else {
+		payload, err = singleflight.Protect(func() ([]byte, error) { return c.policy.Codec.Marshal(v) })
+		if err != nil {
+			return encoded{}, err
+		}
+	}
+	entry := wire.Append(nil, header, payload)
+	return encoded{entry: entry, seen: wire.Seen(entry), size: len(payload)}, nil
+}
+
+// newVersion is random so that two stores never share one, in whatever process.
+func newVersion() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.BigEndian.Uint64(b[:])
+}
+
+// made is the local copy of an entry that was stored at the time built.
+func (c *Cache[V]) made(v V, missing bool, e encoded, l lifetime, built time.Duration) *copied[V] {
+	cp := &copied[V]{
+		value:   v,
+		missing: missing,
+		size:    e.size,
+		seen:    e.seen,
+		built:   built,
+		early:   built + l.early,
+		fresh:   built + l.fresh,
+		hard:    built + l.hard,
+	}
+	if c.size != nil && !missing {
+		cp.size = int(max(0, c.size(v)))
+	}
+	cp.check = cp.hard
+	if c.gate.store != nil {
+		cp.check = min(cp.hard, c.gate.now()+c.policy.LocalTTL)
+	}
+	return cp
+}
+
+// found is an entry as it was read.
+type found[V any] struct {
+	cp    *copied[V] // nil: absent, or unusable
+	seen  string     // its version, for the acquire script
+	newer bool       // written by a newer version of the code: not to be touched
+}
+
+// interpret reads an entry. An error means that its age cannot be told, as Redis
+// does not answer; an entry that cannot be used is no error but absent (I7).
+func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte) (found[V], error) {
+	if entry == nil {
+		return found[V]{}, nil
+	}
+	seen := wire.Seen(entry)
+	header, payload, err := wire.Parse(entry, wire.Want{Codec: c.policy.Codec.ID(), Schema: c.policy.Version, KeyHash: wire.KeyHash(keys.V, 0)})
+	if errors.Is(err, wire.ErrNewer) {
+		c.events.emit(Event{Kind: EventNewerEntry, Key: key})
+		return found[V]{seen: seen, newer: true}, nil
+	}
+	var v V
+	missing := header.Flags&wire.FlagNegative != 0
+	if err == nil && !missing {
+		v, err = singleflight.Protect(func() (V, error) {
+			var v V
+			err := c.policy.Codec.Unmarshal(payload, &v)
+			return v, err
+		})
+	}
+	if err != nil {
+		c.events.emit(Event{Kind: EventBadPayload, Key: key, Err: err})
+		return found[V]{seen: seen}, nil
+	}
+	server, err := c.gate.store.ServerNow(ctx)
+	if err != nil {
+		return found[V]{}, err
+	}
+	ms := func(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }
+	l := lifetime{fresh: ms(header.Fresh), hard: ms(header.Hard), early: ms(header.Early)}
+	now := c.gate.now()
+	age := server - time.Duration(min(header.BuiltAt, math.MaxInt64/int64(time.Millisecond)))*time.Millisecond
+	if age < 0 && age > -clockError {
+		age = 0
+	}
+	cp := c.made(v, missing, encoded{seen: seen, size: len(payload)}, l, now-age)
+	if age < 0 || age >= l.hard {
+		// Marked stale by Expire, or stamped by another clock: stale, and for how long
+		// more is not known. That Redis still has it says that it is not over.
+		cp.built, cp.early, cp.fresh = now-l.hard, now, now
+		cp.hard = now
+		if l.hard > l.fresh {
+			cp.hard = now + l.hard - l.fresh
+		}
+		cp.check = min(cp.hard, cp.check)
+	}
+	return found[V]{cp: cp, seen: seen}, nil
+}
+
+// clockError is how far the server's time may be misjudged between two samples of it.
+const clockError = time.Second

@@ -1,0 +1,125 @@
+package herdgate
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/herdgate/herdgate/singleflight"
+)
+
+// Sentinels, for errors.Is.
+var (
+	// ErrNotFound is what a loader returns, wrapped or not, for a key that does not
+	// exist at its source. It is remembered for Policy.NegativeTTL, and callers get
+	// an error that matches it.
+	ErrNotFound = errors.New("herdgate: not found")
+
+	// ErrNoLoader means that a value had to be loaded and the cache has no loader.
+	ErrNoLoader = errors.New("herdgate: no loader")
+
+	// ErrWaitTimeout means that nobody produced the value within Policy.WaitTimeout:
+	// another caller was loading it, or all load slots were taken.
+	ErrWaitTimeout = errors.New("herdgate: waited too long for the value")
+
+	// ErrBackoff means that the key's last load failed, somewhere in the fleet, and
+	// its back-off still runs. See [BackoffError].
+	ErrBackoff = errors.New("herdgate: backing off after a failed load")
+
+	// ErrLoadTimeout means that a loader took longer than Policy.LoadTimeout. It is
+	// also the cause of the loader's context then.
+	ErrLoadTimeout = errors.New("herdgate: load timeout")
+
+	// ErrRevoked is the cause of a loader's context when a change of its key took
+	// the lease away: what it loads may be from before the change.
+	ErrRevoked = errors.New("herdgate: lease revoked by a change")
+
+	// ErrNotStored means that Redis could not store the value of a Set (out of
+	// memory). The entry that stood there is deleted.
+	ErrNotStored = errors.New("herdgate: not stored")
+
+	// ErrClosed means that the gate was closed.
+	ErrClosed = errors.New("herdgate: gate is closed")
+)
+
+// errRestart ends a flight whose load was cancelled by a change, or whose lease was
+// lost: its callers start again.
+var errRestart = errors.New("herdgate: start again")
+
+// LoadError is a loader's error, panic or Goexit, with the key it was called for.
+// It wraps the loader's own error; a panic is a *[singleflight.PanicError], a
+// Goexit [singleflight.ErrGoexit].
+type LoadError struct {
+	Cache string
+	Key   string
+	Err   error
+}
+
+// Error implements error.
+func (e *LoadError) Error() string {
+	return fmt.Sprintf("herdgate: load %s %q: %v", e.Cache, e.Key, e.Err)
+}
+
+// Unwrap returns the loader's error.
+func (e *LoadError) Unwrap() error { return e.Err }
+
+// BackoffError says that a key is not loaded now, since its last load failed. It
+// matches [ErrBackoff].
+type BackoffError struct {
+	Cache string
+	Key   string
+	// Failures counts the failed loads in a row.
+	Failures int
+	// RetryAfter is the time until the next load may begin.
+	RetryAfter time.Duration
+	// Reason is how the last load failed: "error", "panic" or "timeout".
+	Reason string
+}
+
+// Error implements error.
+func (e *BackoffError) Error() string {
+	return fmt.Sprintf("herdgate: load %s %q failed %d× (%s), next try in %v", e.Cache, e.Key, e.Failures, e.Reason, e.RetryAfter)
+}
+
+// Is reports whether target is ErrBackoff.
+func (e *BackoffError) Is(target error) bool { return target == ErrBackoff }
+
+// ChangeError says that a change of one key failed. It may still take effect: the
+// request, or its reply, may have been lost.
+type ChangeError struct {
+	Op    string // "set", "delete" or "expire"
+	Cache string
+	Key   string
+	Err   error
+}
+
+// Error implements error.
+func (e *ChangeError) Error() string {
+	return fmt.Sprintf("herdgate: %s %s %q: %v", e.Op, e.Cache, e.Key, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *ChangeError) Unwrap() error { return e.Err }
+
+// ConfigError names a field of Options or Policy that cannot be used.
+type ConfigError struct {
+	Field string // as in "Policy.TTL"
+	Value any
+	Want  string // what would be right
+}
+
+// Error implements error.
+func (e *ConfigError) Error() string {
+	return fmt.Sprintf("herdgate: %s is %v, want %s", e.Field, e.Value, e.Want)
+}
+
+// failureReason names how a load failed, in the letters that the failure mark holds.
+func failureReason(err error) string {
+	if _, ok := errors.AsType[*singleflight.PanicError](err); ok || errors.Is(err, singleflight.ErrGoexit) {
+		return "panic"
+	}
+	if errors.Is(err, ErrLoadTimeout) {
+		return "timeout"
+	}
+	return "error"
+}

@@ -1,0 +1,301 @@
+package herdgate
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/herdgate/herdgate/internal/local"
+	"github.com/herdgate/herdgate/internal/remote"
+)
+
+// Gate is what the caches of a service share: the connection to Redis and its
+// message bus, the memory of the local tier, and the limit of concurrent loads. A
+// service opens one. Safe for concurrent use.
+type Gate struct {
+	options  Options
+	instance string
+	store    *remote.Store       // nil without Redis
+	bus      *remote.Bus         // nil without Redis
+	slots    *semaphore.Weighted // load slots; nil: no limit
+	strays   *semaphore.Weighted // abandoned loaders whose slot was given back
+	loaders  sync.WaitGroup      // running loaders, also abandoned ones
+	events   *counters
+	start    time.Time // what now counts from, monotonic
+
+	gap       gapCounter
+	confirmed chan struct{} // closed when the bus is confirmed for the first time
+	own       ownChanges
+	stripes   [stripeCount]stripe
+
+	// life is held for reading while a flight is started, and for writing to close:
+	// no flight starts after Close has begun to wait for them.
+	life      sync.RWMutex
+	closed    atomic.Bool
+	closeOnce sync.Once
+	closeErr  error
+
+	mu     sync.Mutex // protects the fields below
+	caches map[string]keyspace
+	tier   *local.Tier // opened with the first cache that has a local tier
+}
+
+// keyspace is what a gate knows of a cache.
+type keyspace interface {
+	invalidate(key string)
+	wake(key string)
+	settled(ctx context.Context) error
+	cancel(cause error)
+	counters() *counters
+}
+
+// drainTime is how long Close lets running loads and refreshes finish.
+const drainTime = 5 * time.Second
+
+// Open opens a gate. It returns a *[ConfigError] for options that cannot be used,
+// and the server's error if Redis refuses this client (authentication, rights). If
+// Redis cannot be reached, the gate opens all the same and goes on trying: a
+// service must be able to start while its cache is out. ctx bounds Open only, and
+// its values go along with the gate's own commands.
+func Open(ctx context.Context, options Options) (*Gate, error) {
+	options, err := options.resolved()
+	if err != nil {
+		return nil, err
+	}
+	g := &Gate{
+		options:   options,
+		instance:  randomHex(8),
+		events:    newCounters("", options.Observer),
+		start:     time.Now(),
+		confirmed: make(chan struct{}),
+		caches:    map[string]keyspace{},
+	}
+	if options.MaxLoads != Off {
+		g.slots = semaphore.NewWeighted(int64(options.MaxLoads))
+		g.strays = semaphore.NewWeighted(int64(options.MaxLoads))
+	}
+	if options.Redis == nil {
+		g.gap.confirm() // nobody else can change anything
+		return g, nil
+	}
+	if _, ring := options.Redis.(*redis.Ring); ring {
+		return nil, &ConfigError{Field: "Options.Redis", Value: "a *redis.Ring", Want: "a client of a single node, Sentinel or Cluster: a ring moves keys without telling when a shard is down"}
+	}
+	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
+	if err := g.store.Load(ctx); refused(err) {
+		return nil, fmt.Errorf("herdgate: Redis refuses this client: %w", err)
+	}
+	g.bus = g.store.Listen(ctx, busListener{g})
+	g.awaitBus(ctx)
+	return g, nil
+}
+
+// awaitBus gives the first subscription one command's time, so that what is read
+// right after Open may be kept as fresh.
+func (g *Gate) awaitBus(ctx context.Context) {
+	patience := time.NewTimer(g.options.RedisTimeout)
+	defer patience.Stop()
+	select {
+	case <-g.confirmed:
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+}
+
+// refused reports whether the server has answered that it will not serve this
+// client, which no retry changes.
+func refused(err error) bool {
+	answer, ok := errors.AsType[redis.Error](err)
+	if !ok {
+		return false
+	}
+	for _, prefix := range []string{"NOAUTH", "WRONGPASS", "NOPERM", "ERR unknown command", "ERR AUTH"} {
+		if strings.HasPrefix(answer.Error(), prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// Close ends the gate and its caches: calls from then on return ErrClosed. Loads
+// and refreshes that run may finish and commit for at most 5 s, or until ctx ends;
+// then their loaders are cancelled and their leases released. Close returns nil
+// when nothing of the gate runs any more, otherwise an error that says what still
+// does. Further calls do nothing and return what the first returned.
+func (g *Gate) Close(ctx context.Context) error {
+	g.closeOnce.Do(func() { g.closeErr = g.close(ctx) })
+	return g.closeErr
+}
+
+func (g *Gate) close(ctx context.Context) error {
+	g.life.Lock()
+	g.closed.Store(true)
+	g.life.Unlock()
+	drain, cancel := context.WithTimeout(ctx, drainTime)
+	err := g.settled(drain)
+	cancel()
+	if err != nil {
+		for _, c := range g.all() {
+			c.cancel(ErrClosed)
+		}
+		// Ending a cancelled load takes the loader's grace and one command. That much
+		// time is given also when ctx is over: a lease left behind costs others more.
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), loaderGrace+3*g.options.RedisTimeout)
+		err = g.settled(release)
+		cancel()
+	}
+	if g.bus != nil {
+		g.bus.Close()
+	}
+	g.mu.Lock()
+	tier := g.tier
+	g.mu.Unlock()
+	if tier != nil {
+		tier.Close()
+	}
+	if err == nil && g.store != nil {
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.options.RedisTimeout)
+		err = g.store.Wait(release)
+		cancel()
+	}
+	if err != nil {
+		return fmt.Errorf("herdgate: closed while loaders or Redis commands did not end: %w", err)
+	}
+	return nil
+}
+
+// settled waits until no flight, refresh or loader runs.
+func (g *Gate) settled(ctx context.Context) error {
+	for _, c := range g.all() {
+		if err := c.settled(ctx); err != nil {
+			return err
+		}
+	}
+	return waitGroup(ctx, &g.loaders)
+}
+
+func (g *Gate) all() []keyspace {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make([]keyspace, 0, len(g.caches))
+	for _, c := range g.caches {
+		all = append(all, c)
+	}
+	return all
+}
+
+func (g *Gate) cache(name string) keyspace {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.caches[name]
+}
+
+// Stats are the counts of the gate and all its caches.
+func (g *Gate) Stats() Stats {
+	var t totals
+	g.events.addTo(&t)
+	for _, c := range g.all() {
+		c.counters().addTo(&t)
+	}
+	return t.stats()
+}
+
+// now is the monotonic time since the gate was opened.
+func (g *Gate) now() time.Duration { return time.Since(g.start) }
+
+// register makes a cache known under its name. It returns the local tier, opened
+// if need be, or nil if the cache wants none.
+func (g *Gate) register(name string, c keyspace, wantsLocal bool) (*local.Tier, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed.Load() {
+		return nil, ErrClosed
+	}
+	if _, taken := g.caches[name]; taken {
+		return nil, &ConfigError{Field: "name", Value: fmt.Sprintf("%q", name), Want: "a name that no other cache of this gate has"}
+	}
+	if wantsLocal && g.tier == nil {
+		tier, err := local.New(local.Limits{Bytes: g.options.LocalBytes})
+		if err != nil {
+			return nil, fmt.Errorf("herdgate: local tier: %w", err)
+		}
+		g.tier = tier
+	}
+	g.caches[name] = c
+	if !wantsLocal {
+		return nil, nil
+	}
+	return g.tier, nil
+}
+
+// busListener hands what comes over the bus to the caches.
+type busListener struct{ g *Gate }
+
+// Invalidated implements remote.Listener.
+func (l busListener) Invalidated(m remote.Invalidation) {
+	c := l.g.cache(m.Cache)
+	if c == nil {
+		return
+	}
+	if m.Instance == l.g.instance && l.g.own.takes(m.ID) {
+		// The call that made this change does, or did, all that is to be done about
+		// it; only those who wait for the lease that it took need to hear.
+		c.wake(m.Key)
+		return
+	}
+	c.invalidate(m.Key)
+}
+
+// Woken implements remote.Listener.
+func (l busListener) Woken(cache, key string) {
+	if c := l.g.cache(cache); c != nil {
+		c.wake(key)
+	}
+}
+
+// Lost implements remote.Listener.
+func (l busListener) Lost(reason error) {
+	l.g.gap.open()
+	l.g.own.forget()
+	l.g.events.emit(Event{Kind: EventBusLost, Err: reason})
+}
+
+// Confirmed implements remote.Listener.
+func (l busListener) Confirmed() {
+	l.g.gap.confirm()
+	l.g.events.emit(Event{Kind: EventBusConfirmed})
+	select {
+	case <-l.g.confirmed:
+	default:
+		close(l.g.confirmed)
+	}
+}
+
+func randomHex(bytes int) string {
+	b := make([]byte, bytes)
+	_, _ = rand.Read(b) // never fails: the runtime would stop the program
+	return hex.EncodeToString(b)
+}
+
+func waitGroup(ctx context.Context, wg *sync.WaitGroup) error {
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,66 @@
+package remote
+
+import (
+	"sync"
+	"time"
+)
+
+// clock estimates the server's time from replies that carried it, over this
+// process's monotonic clock: a jump of the wall clock here changes nothing.
+type clock struct {
+	start time.Time // a reading with a monotonic part; what all durations count from
+
+	mu      sync.Mutex // protects the fields below
+	known   bool
+	offset  time.Duration // server time since the epoch − monotonic time since start
+	margin  time.Duration // half the round trip the offset was learned in
+	learned time.Duration // when, monotonic
+}
+
+const (
+	// maxOffsetAge is how long an offset is trusted without a newer sample: at the
+	// 500 ppm a disciplined clock may slew, a minute is worth 30 ms.
+	maxOffsetAge = time.Minute
+	// betterFor is how long a sample with a tighter margin is preferred to a newer one.
+	betterFor = 5 * time.Second
+)
+
+func (c *clock) mono() time.Duration { return time.Since(c.start) }
+
+// observe takes one sample: the server's time in µs, read between sent and now.
+func (c *clock) observe(micros int64, sent time.Duration) {
+	now := c.mono()
+	margin := (now - sent) / 2
+	offset := time.Duration(micros)*time.Microsecond - (sent + margin)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known && margin > c.margin && now-c.learned < betterFor {
+		return
+	}
+	c.known, c.offset, c.margin, c.learned = true, offset, margin, now
+}
+
+// forget drops what was learned: another server may answer from now on.
+func (c *clock) forget() {
+	c.mu.Lock()
+	c.known = false
+	c.mu.Unlock()
+}
+
+// now is the server's time since the epoch, false while nothing recent is known.
+func (c *clock) now() (time.Duration, bool) {
+	mono := c.mono()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.known || mono-c.learned > maxOffsetAge {
+		return 0, false
+	}
+	return mono + c.offset, true
+}
+
+// slack is how far the estimate may be off.
+func (c *clock) slack() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.margin
+}

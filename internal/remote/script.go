@@ -1,0 +1,136 @@
+package remote
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed scripts/prelude.lua
+var preludeSource string
+
+//go:embed scripts/acquire.lua
+var acquireSource string
+
+//go:embed scripts/renew.lua
+var renewSource string
+
+//go:embed scripts/commit.lua
+var commitSource string
+
+//go:embed scripts/finish.lua
+var finishSource string
+
+//go:embed scripts/change.lua
+var changeSource string
+
+// script is one Lua script and the hash its server gave it. The hash is not
+// computed here: SHA-1 panics where only FIPS 140 algorithms are allowed.
+type script struct {
+	name   string
+	source string
+	hash   atomic.Pointer[string]
+}
+
+func newScript(name, source string) *script {
+	return &script{name: name, source: preludeSource + source}
+}
+
+// load puts the script into the script cache of every master and learns its hash.
+func (sc *script) load(ctx context.Context, rdb redis.UniversalClient) error {
+	hash, err := rdb.ScriptLoad(ctx, sc.source).Result()
+	if err != nil {
+		return fmt.Errorf("load script %s: %w", sc.name, err)
+	}
+	sc.hash.Store(&hash)
+	return nil
+}
+
+// run sends the script by its hash, and whole where the server does not know it
+// (never loaded there, SCRIPT FLUSH, failover to a fresh node): EVAL loads it too.
+// once forbids the client to send it a second time by itself.
+func (sc *script) run(ctx context.Context, rdb redis.UniversalClient, once bool, keys []string, args ...any) (any, error) {
+	if hash := sc.hash.Load(); hash != nil {
+		v, err := eval(ctx, rdb, once, "evalsha", *hash, keys, args)
+		if err == nil || !strings.HasPrefix(err.Error(), "NOSCRIPT") {
+			return v, err
+		}
+	}
+	return eval(ctx, rdb, once, "eval", sc.source, keys, args)
+}
+
+func eval(ctx context.Context, rdb redis.UniversalClient, once bool, verb, what string, keys []string, args []any) (any, error) {
+	line := make([]any, 0, 3+len(keys)+len(args))
+	line = append(line, verb, what, len(keys))
+	for _, k := range keys {
+		line = append(line, k)
+	}
+	line = append(line, args...)
+	cmd := redis.NewCmd(ctx, line...)
+	cmd.SetFirstKeyPos(3)
+	var sent redis.Cmder = cmd
+	if once {
+		sent = onceCmd{cmd}
+	}
+	if err := rdb.Process(ctx, sent); err != nil {
+		return nil, err
+	}
+	return cmd.Val(), nil
+}
+
+// onceCmd is a command that go-redis must not send again after a lost reply.
+type onceCmd struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (onceCmd) NoRetry() bool { return true }
+
+// reply reads the array a script answers with.
+type reply struct {
+	fields []any
+	err    error
+}
+
+func (r *reply) text(i int) string {
+	if r.err == nil && i < len(r.fields) {
+		if s, ok := r.fields[i].(string); ok {
+			return s
+		}
+	}
+	r.fail(i, "text")
+	return ""
+}
+
+func (r *reply) integer(i int) int64 {
+	if r.err == nil && i < len(r.fields) {
+		switch v := r.fields[i].(type) {
+		case int64:
+			return v
+		case string:
+			if n, err := strconv.ParseInt(v, 10, 64); err == nil {
+				return n
+			}
+		}
+	}
+	r.fail(i, "an integer")
+	return 0
+}
+
+func (r *reply) fail(i int, want string) {
+	if r.err == nil {
+		r.err = fmt.Errorf("herdgate: unexpected script reply %v: field %d is not %s", r.fields, i, want)
+	}
+}
+
+func newReply(v any) *reply {
+	fields, ok := v.([]any)
+	r := &reply{fields: fields}
+	if !ok {
+		r.err = fmt.Errorf("herdgate: unexpected script reply %v", v)
+	}
+	return r
+}

@@ -1,0 +1,73 @@
+-- acquire: take the rebuild lease of one key, unless its entry is newer than what
+-- the caller saw, or somebody else builds it, failed to, or rests.
+--
+-- KEYS  1 entry (V)   2 build key (B)
+-- ARGV  1 owner       random for each acquisition; only a resend of it reuses it
+--       2 ttl         ms the lease lives unless renewed
+--       3 seen        version of the entry the caller read ('' = none, or unreadable)
+--       4 notAfter    server time in µs past which this call does nothing ('' = unknown)
+--       5 wait        '1' = mark the lease so that its end is announced
+--       6 force       '1' = take it whatever stands there (another locker decided who may)
+-- reply {state, now µs, ...}
+--       VOID    | NEWER entry | GRANTED nonce failures | HELD ms | COOLING ms
+--       FAILED ms failures code | PASS ms
+local now, stamp = clock()
+if ARGV[4] ~= '' and now > tonumber(ARGV[4]) then return {'VOID', stamp} end
+
+-- An entry of another type is an error here: its reader could not read it either,
+-- and the commit's SET replaces it.
+local v = redis.pcall('GET', KEYS[1])
+if type(v) == 'string' and version(v) ~= ARGV[3] then return {'NEWER', stamp, v} end
+
+local b = redis.pcall('GET', KEYS[2])
+local ms = 0
+if b then
+  ms = redis.call('PTTL', KEYS[2])
+  if failed(b) or ms < 0 then -- of another type, or immortal: not written by a script of ours
+    redis.call('DEL', KEYS[2])
+    b = false
+  end
+end
+
+local last, count, waited = 0, 0, '0'
+local force = ARGV[6] == '1'
+if b then
+  local w, grant, c, owner = lease(b)
+  if owner == ARGV[1] then -- the reply to this very acquisition was lost
+    redis.call('PEXPIRE', KEYS[2], ARGV[2])
+    return {'GRANTED', stamp, grant, tonumber(c)}
+  end
+  if owner and not force then
+    if ARGV[5] == '1' and w == '0' then
+      redis.call('SET', KEYS[2], 'L 1 ' .. grant .. ' ' .. c .. ' ' .. owner, 'PX', math.max(ms, 1))
+    end
+    return {'HELD', stamp, ms}
+  end
+  if owner then
+    last, count, waited = tonumber(grant), tonumber(c), w
+  else
+    local kind, g, n, tail = string.match(b, '^([FCP]) (%d+) (%d+)(.*)$')
+    if kind then
+      last, count = tonumber(g), tonumber(n)
+    end
+    if not force then
+      if kind == 'C' then return {'COOLING', stamp, ms} end
+      if kind == 'P' then return {'PASS', stamp, ms} end
+      if kind == 'F' then
+        local retryAt, code = string.match(tail, '^ (%d+) (%a+)$')
+        local left = retryAt and math.ceil((tonumber(retryAt) - now) / 1000) or 0
+        if left > 0 then return {'FAILED', stamp, left, count, code} end
+      end
+    end
+  end
+end
+
+-- The nonce rises even if the server's clock stands or is set back.
+local nonce = string.format('%.0f', math.max(now, last + 1))
+local held = 'L ' .. waited .. ' ' .. nonce .. ' ' .. count .. ' ' .. ARGV[1]
+if b then
+  redis.call('SET', KEYS[2], held, 'PX', ARGV[2])
+else
+  redis.call('SET', KEYS[2], held, 'PX', ARGV[2], 'NX')
+end
+return {'GRANTED', stamp, nonce, count}

@@ -1,0 +1,29 @@
+-- finish: let a lease go without storing an entry.
+--
+-- KEYS  1 entry (V)   2 build key (B)
+-- ARGV  1 owner   2 nonce
+--       3 state       'F' failed | 'P' pass | 'C' nothing but the interval
+--       4 ms          F: until the next try; P: the mark lives
+--       5 code        F: why, letters only
+--       6 drop        '1' = gone at its source: delete what is stored
+--       7 interval    ms that must lie between two grants of one key
+--       8 channel     9 message, the wake-up
+-- reply {1 = held, and gone now | 0 = not this lease, now µs}
+local now, stamp = clock()
+local waited, nonce, count, owner = lease(redis.pcall('GET', KEYS[2]))
+if owner ~= ARGV[1] or nonce ~= ARGV[2] then return {0, stamp} end
+
+local cooling = cool(nonce, now, ARGV[7])
+local ms = tonumber(ARGV[4])
+if ARGV[6] == '1' then redis.call('DEL', KEYS[1]) end
+if ARGV[3] == 'F' then
+  -- The mark outlives its back-off by as much again, so that a next failure counts on.
+  local mark = 'F ' .. nonce .. ' ' .. (count + 1) .. ' ' .. string.format('%.0f', now + ms * 1000) .. ' ' .. ARGV[5]
+  redis.call('SET', KEYS[2], mark, 'PX', math.max(2 * ms, cooling))
+elseif ARGV[3] == 'P' then
+  redis.call('SET', KEYS[2], 'P ' .. nonce .. ' ' .. count, 'PX', math.max(ms, cooling))
+else
+  rest(KEYS[2], nonce, count, cooling)
+end
+if waited == '1' then redis.pcall('PUBLISH', ARGV[8], ARGV[9]) end
+return {1, stamp}

@@ -1,0 +1,49 @@
+-- prelude: what several scripts need; it stands before each of them.
+--
+-- The build key (B) is absent, or one of
+--   L w grant count owner        lease: w = '1' if somebody waits; grant = its nonce, server µs
+--   F grant count retryAt code   the load failed: nobody tries before retryAt (server µs)
+--   C grant count                cooling: what is left of the interval between two grants
+--   P grant count                pass: load it, but store nothing
+-- and always expires. grant is the last nonce given; count the failures in a row.
+-- Scripts are not transactions: each is ordered so that every prefix of it is safe.
+
+local function clock() -- server time in µs, as a number and as digits
+  local t = redis.call('TIME')
+  local now = t[1] * 1000000 + t[2]
+  return now, string.format('%.0f', now)
+end
+
+local function version(entry) -- bytes 36..43, '' if it is too short to have one
+  if #entry < 44 then return '' end
+  return string.sub(entry, 37, 44)
+end
+
+local function stamped(entry, now) -- the entry with now as its build time (ms, bytes 16..23)
+  local ms, bytes = math.floor(now / 1000), {}
+  for i = 8, 1, -1 do
+    bytes[i] = string.char(ms % 256)
+    ms = math.floor(ms / 256)
+  end
+  return string.sub(entry, 1, 16) .. table.concat(bytes) .. string.sub(entry, 25)
+end
+
+local function lease(b) -- waited, nonce, count, owner; nil if b is no lease
+  if type(b) ~= 'string' then return nil end
+  return string.match(b, '^L ([01]) (%d+) (%d+) (%x+)$')
+end
+
+local function cool(nonce, now, interval) -- ms left until the next grant may be given
+  return math.ceil((tonumber(nonce) - now) / 1000) + tonumber(interval)
+end
+
+local function rest(key, nonce, count, ms) -- leave a lease: cool down, or nothing
+  if ms > 0 then
+    redis.call('SET', key, 'C ' .. nonce .. ' ' .. count, 'PX', ms)
+  else
+    redis.call('DEL', key)
+  end
+end
+
+local function failed(reply) return type(reply) == 'table' and reply.err ~= nil end
+

@@ -1,0 +1,454 @@
+// Package remote is the shared tier: the entries and build keys of a namespace in
+// Redis, the scripts that change them, and the bus that tells of it.
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/lock"
+)
+
+// Store speaks the protocol of one namespace over one client. Every call is
+// bounded by the store's timeout whatever the client does. Safe for concurrent use.
+type Store struct {
+	rdb       redis.UniversalClient
+	namespace string
+	instance  string
+	channel   string // the bus
+	timeout   time.Duration
+	clock     clock
+	acquire   *script
+	renew     *script
+	commit    *script
+	finish    *script
+	change    *script
+
+	calls sync.WaitGroup // commands in flight, given up on or not
+}
+
+// NewStore returns the store of a namespace. instance names this gate on the bus;
+// timeout bounds each command.
+func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout time.Duration) *Store {
+	return &Store{
+		rdb:       rdb,
+		namespace: namespace,
+		instance:  instance,
+		channel:   namespace + ":bus",
+		timeout:   timeout,
+		clock:     clock{start: time.Now()},
+		acquire:   newScript("acquire", acquireSource),
+		renew:     newScript("renew", renewSource),
+		commit:    newScript("commit", commitSource),
+		finish:    newScript("finish", finishSource),
+		change:    newScript("change", changeSource),
+	}
+}
+
+// Load puts the scripts into the servers' script caches. The store works without
+// (each script then travels whole once), so a failure is the caller's to judge.
+func (s *Store) Load(ctx context.Context) error {
+	_, err := bounded(ctx, s, func(ctx context.Context) (struct{}, error) {
+		for _, sc := range []*script{s.acquire, s.renew, s.commit, s.finish, s.change} {
+			if err := sc.load(ctx, s.rdb); err != nil {
+				return struct{}{}, err
+			}
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// Wait returns when no command of the store is in flight any more, also none that
+// was given up on, or when ctx ends.
+func (s *Store) Wait(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		s.calls.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// bounded runs one command for at most the store's timeout. go-redis looks at a
+// cancel only between attempts and at a deadline only when told to, so the command
+// runs in a goroutine of its own; one that was given up on ends by itself (a read
+// timeout, the pool) and is waited for by Wait.
+func bounded[T any](ctx context.Context, s *Store, command func(context.Context) (T, error)) (T, error) {
+	type answer struct {
+		v   T
+		err error
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	answers := make(chan answer, 1)
+	s.calls.Go(func() {
+		v, err := command(ctx)
+		answers <- answer{v, err}
+	})
+	select {
+	case a := <-answers:
+		return a.v, a.err
+	case <-ctx.Done():
+		var zero T
+		return zero, context.Cause(ctx)
+	}
+}
+
+// retried is bounded with a second try where no reply came: for what may be sent twice.
+func retried[T any](ctx context.Context, s *Store, command func(context.Context) (T, error)) (T, error) {
+	v, err := bounded(ctx, s, command)
+	if err == nil || ctx.Err() != nil {
+		return v, err
+	}
+	if answered, ok := errors.AsType[redis.Error](err); ok && answered != nil {
+		return v, err
+	}
+	return bounded(ctx, s, command)
+}
+
+// ErrWrongType means that the entry's key holds something no script of ours wrote.
+var ErrWrongType = errors.New("herdgate: entry of a wrong Redis type")
+
+// Get reads an entry; nil without an error means that there is none.
+func (s *Store) Get(ctx context.Context, keys Keys) ([]byte, error) {
+	entry, err := bounded(ctx, s, func(ctx context.Context) ([]byte, error) {
+		return s.rdb.Get(ctx, keys.V).Bytes()
+	})
+	switch {
+	case errors.Is(err, redis.Nil):
+		return nil, nil
+	case err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE"):
+		return nil, ErrWrongType
+	}
+	return entry, err
+}
+
+// State is what an acquire found.
+type State uint8
+
+// The states of a key that an acquire may find.
+const (
+	Granted State = iota + 1 // the lease is ours
+	Newer                    // the entry is not the one the caller saw
+	Held                     // somebody builds it
+	Failed                   // the last load failed; its back-off runs
+	Cooling                  // a grant was given less than MinRebuildInterval ago
+	Pass                     // load it, but store nothing
+	Void                     // the request came too late and did nothing
+)
+
+// Acquire asks for the rebuild lease of a key.
+type Acquire struct {
+	Owner string        // hex, random for each acquisition
+	TTL   time.Duration // of the lease
+	Seen  string        // version of the entry that was read, "" for none
+	Wait  bool          // announce the end of the lease if somebody holds it
+	Force bool          // take it from whoever holds it
+}
+
+// Found is the reply to an Acquire.
+type Found struct {
+	State    State
+	Nonce    uint64        // Granted
+	Failures int           // Granted, Failed: failed loads in a row
+	Entry    []byte        // Newer
+	Rest     time.Duration // Held, Failed, Cooling, Pass: time until it may be otherwise
+	Code     string        // Failed: why
+	Sent     time.Time     // when the request that was answered left
+}
+
+// Acquire asks for the lease of keys. A lost reply is asked for again with the same
+// owner, so that a grant is recognised as ours.
+func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error) {
+	send := func(ctx context.Context) (Found, error) {
+		sentAt, sent := time.Now(), s.clock.mono()
+		v, err := s.acquire.run(ctx, s.rdb, false, []string{keys.V, keys.B},
+			a.Owner, millis(a.TTL), a.Seen, s.notAfter(), flag(a.Wait), flag(a.Force))
+		if err != nil {
+			return Found{}, err
+		}
+		r := newReply(v)
+		f := Found{Sent: sentAt}
+		state := r.text(0)
+		micros := r.integer(1)
+		rest := func() time.Duration { return time.Duration(r.integer(2)) * time.Millisecond }
+		switch state {
+		case "GRANTED":
+			f.State, f.Nonce, f.Failures = Granted, uint64(r.integer(2)), int(r.integer(3))
+		case "NEWER":
+			f.State, f.Entry = Newer, []byte(r.text(2))
+		case "HELD":
+			f.State, f.Rest = Held, rest()
+		case "FAILED":
+			f.State, f.Rest, f.Failures, f.Code = Failed, rest(), int(r.integer(3)), r.text(4)
+		case "COOLING":
+			f.State, f.Rest = Cooling, rest()
+		case "PASS":
+			f.State, f.Rest = Pass, rest()
+		case "VOID":
+			s.clock.forget() // our idea of its time was wrong, or the request very late
+			f.State = Void
+		default:
+			r.fail(0, "a state")
+		}
+		if r.err != nil {
+			return Found{}, r.err
+		}
+		if f.State != Void {
+			s.clock.observe(micros, sent)
+		}
+		return f, nil
+	}
+	f, err := retried(ctx, s, send)
+	if err == nil && f.State == Void { // it did nothing; the server's time is asked for no more
+		f, err = retried(ctx, s, send)
+	}
+	return f, err
+}
+
+// Commit is an entry to store under a lease.
+type Commit struct {
+	Claim    lock.Claim
+	Cache    string
+	Key      string
+	Entry    []byte
+	PX       time.Duration // lifetime in Redis
+	Interval time.Duration // MinRebuildInterval
+	Pass     time.Duration // lifetime of the mark if the server has no memory for the entry
+}
+
+// Stored is the outcome of a commit or a change.
+type Stored uint8
+
+// The outcomes of a commit or a change.
+const (
+	Done      Stored = iota + 1 // stored, or changed
+	Refused                     // the lease was not held any more
+	NotStored                   // the server could not store it (out of memory)
+	TooLate                     // a change that arrived too late and did nothing
+)
+
+// Commit stores the entry if the lease is still exactly the one of the claim. It
+// may be sent twice: the entry's version tells that the first copy did it.
+func (s *Store) Commit(ctx context.Context, keys Keys, c Commit) (Stored, error) {
+	return retried(ctx, s, func(ctx context.Context) (Stored, error) {
+		return s.stored(ctx, s.commit, false, keys, c.Claim.Owner, nonce(c.Claim), c.Entry, millis(c.PX),
+			millis(c.Interval), millis(c.Pass), s.channel, wakeUp(c.Cache, c.Key))
+	})
+}
+
+// FinishState is what a lease leaves behind that ends without an entry.
+type FinishState string
+
+// What a finished lease leaves behind.
+const (
+	FinishFailed  FinishState = "F" // a back-off
+	FinishPass    FinishState = "P" // a mark that nobody should store
+	FinishNothing FinishState = "C" // what is left of the interval, else nothing
+)
+
+// Finish ends a lease without an entry.
+type Finish struct {
+	Claim    lock.Claim
+	Cache    string
+	Key      string
+	State    FinishState
+	For      time.Duration // FinishFailed: the back-off; FinishPass: life of the mark
+	Code     string        // FinishFailed: why, letters only
+	Drop     bool          // the source says there is nothing: delete the stored entry
+	Interval time.Duration // MinRebuildInterval
+}
+
+// Finish lets the lease of the claim go; false means that it was not held any more,
+// or that a first copy whose reply was lost did it.
+func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
+	return retried(ctx, s, func(ctx context.Context) (bool, error) {
+		sent := s.clock.mono()
+		code := f.Code
+		if code == "" {
+			code = "none"
+		}
+		ms := "0"
+		if f.State != FinishNothing {
+			ms = millis(f.For)
+		}
+		v, err := s.finish.run(ctx, s.rdb, false, []string{keys.V, keys.B}, f.Claim.Owner, nonce(f.Claim), string(f.State),
+			ms, code, flag(f.Drop), millis(f.Interval), s.channel, wakeUp(f.Cache, f.Key))
+		if err != nil {
+			return false, err
+		}
+		r := newReply(v)
+		held, micros := r.integer(0) == 1, r.integer(1)
+		if r.err == nil {
+			s.clock.observe(micros, sent)
+		}
+		return held, r.err
+	})
+}
+
+// Op is what a change does to an entry.
+type Op string
+
+// The changes.
+const (
+	OpDelete Op = "delete"
+	OpExpire Op = "expire" // mark stale
+	OpSet    Op = "set"
+)
+
+// Change is an explicit change of one key.
+type Change struct {
+	ID       string // 16 hex digits; the same for every copy of this call
+	Op       Op
+	Cache    string
+	Key      string
+	Interval time.Duration // MinRebuildInterval
+	Entry    []byte        // OpSet
+	PX       time.Duration // OpSet
+}
+
+// Change applies a change and announces it. Deletes and expiries may be sent twice;
+// a set is sent exactly once, since a late second copy could undo a newer one.
+func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error) {
+	px := "0"
+	if c.Op == OpSet {
+		px = millis(c.PX)
+	}
+	send := func(ctx context.Context) (Stored, error) {
+		return s.stored(ctx, s.change, c.Op == OpSet, keys, string(c.Op), s.notAfter(), millis(c.Interval),
+			s.channel, invalidation(s.instance, c), c.Entry, px)
+	}
+	apply := retried[Stored]
+	if c.Op == OpSet {
+		apply = bounded[Stored]
+	}
+	stored, err := apply(ctx, s, send)
+	if err == nil && stored == TooLate { // it did nothing, so that this is no second copy
+		stored, err = apply(ctx, s, send)
+	}
+	return stored, err
+}
+
+func (s *Store) stored(ctx context.Context, sc *script, once bool, keys Keys, args ...any) (Stored, error) {
+	sent := s.clock.mono()
+	v, err := sc.run(ctx, s.rdb, once, []string{keys.V, keys.B}, args...)
+	if err != nil {
+		return 0, err
+	}
+	r := newReply(v)
+	state, micros := r.text(0), r.integer(1)
+	if r.err != nil {
+		return 0, r.err
+	}
+	if state != "VOID" {
+		s.clock.observe(micros, sent)
+	}
+	switch state {
+	case "STORED", "DONE":
+		return Done, nil
+	case "REFUSED":
+		return Refused, nil
+	case "NOT_STORED":
+		return NotStored, nil
+	case "VOID":
+		s.clock.forget()
+		return TooLate, nil
+	}
+	r.fail(0, "a state")
+	return 0, r.err
+}
+
+// ServerNow is the server's time since the epoch. It asks the server when no reply
+// of the last minute told it.
+func (s *Store) ServerNow(ctx context.Context) (time.Duration, error) {
+	if now, ok := s.clock.now(); ok {
+		return now, nil
+	}
+	_, err := bounded(ctx, s, func(ctx context.Context) (struct{}, error) {
+		sent := s.clock.mono()
+		t, err := s.rdb.Time(ctx).Result()
+		if err == nil {
+			s.clock.observe(t.UnixMicro(), sent)
+		}
+		return struct{}{}, err
+	})
+	if err != nil {
+		return 0, err
+	}
+	now, _ := s.clock.now()
+	return now, nil
+}
+
+// notAfter is the server time past which a script must do nothing, in µs: its
+// caller has given up by then. "" while the server's time is not known.
+func (s *Store) notAfter() string {
+	now, ok := s.clock.now()
+	if !ok {
+		return ""
+	}
+	return strconv.FormatInt((now + s.timeout + s.clock.slack()).Microseconds(), 10)
+}
+
+// Leases returns the build keys as a backend of the lock engine. The name of a
+// claim is the build key. Acquire and Release stay with Store: they are one with
+// reading and writing the entry.
+func (s *Store) Leases() lock.Backend { return leases{s} }
+
+type leases struct{ s *Store }
+
+var errNotByEngine = errors.New("herdgate: a rebuild lease is acquired and released with its entry")
+
+// Acquire implements lock.Backend.
+func (leases) Acquire(context.Context, lock.Request) (lock.Grant, error) {
+	return lock.Grant{}, errNotByEngine
+}
+
+// Release implements lock.Backend.
+func (leases) Release(context.Context, lock.Claim) error { return errNotByEngine }
+
+// Capabilities implements lock.Backend.
+func (leases) Capabilities() lock.Capabilities { return lock.Capabilities{} }
+
+// Renew implements lock.Backend.
+func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) error {
+	held, err := bounded(ctx, l.s, func(ctx context.Context) (bool, error) {
+		v, err := l.s.renew.run(ctx, l.s.rdb, false, []string{c.Name}, c.Owner, nonce(c), millis(ttl))
+		return v == int64(1), err
+	})
+	if err == nil && !held {
+		return lock.ErrNotHeld
+	}
+	return err
+}
+
+func nonce(c lock.Claim) string { return strconv.FormatUint(c.Token, 10) }
+
+func flag(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
+// millis writes a lifetime for Redis: whole milliseconds, rounded up. A lifetime
+// that is not positive would mean "for ever" or "at once" there; the constructors
+// refuse it, so one that comes this far is a fault of this library.
+func millis(d time.Duration) string {
+	if d <= 0 {
+		panic(fmt.Sprintf("herdgate: lifetime of %v", d))
+	}
+	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}

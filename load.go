@@ -1,0 +1,247 @@
+package herdgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/singleflight"
+)
+
+// loaderGrace is how long a loader may take to return when its context has ended.
+const loaderGrace = 50 * time.Millisecond
+
+// loaded is what came of a run of a loader.
+type loaded[V any] struct {
+	v     V
+	err   error
+	took  time.Duration
+	cause error // why its context ended, nil if it did not
+}
+
+// run runs the loader in a goroutine of its own: one that ignores the end of its
+// context is left behind. The slot is given back when the loader returns, or is
+// left behind.
+func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loadSlot) loaded[V] {
+	key := f.Key()
+	ctx, cancel := context.WithCancelCause(c.gate.withSlot(f.Context()))
+	defer cancel(nil)
+	defer lease.onLoss(func(err error) {
+		c.events.emit(Event{Kind: EventLeaseLost, Key: key, Err: err})
+		cancel(err)
+	})()
+	defer f.State.load(func() {
+		c.events.emit(Event{Kind: EventLeaseRevoked, Key: key})
+		cancel(ErrRevoked)
+	})()
+	ctx, stop := context.WithTimeoutCause(ctx, c.policy.LoadTimeout, ErrLoadTimeout)
+	defer stop()
+
+	start := c.gate.now()
+	results := make(chan loaded[V], 1)
+	c.gate.loaders.Go(func() {
+		got := loaded[V]{err: singleflight.ErrGoexit}
+		defer func() { // runs on Goexit, too
+			slot.release()
+			results <- got
+		}()
+		got.v, got.err = singleflight.Protect(func() (V, error) { return load(ctx, key) })
+	})
+	var got loaded[V]
+	select {
+	case got = <-results:
+	case <-ctx.Done():
+		grace := time.NewTimer(loaderGrace)
+		defer grace.Stop()
+		select {
+		case got = <-results:
+		case <-grace.C:
+			slot.abandon()
+			got.err = context.Cause(ctx)
+			c.events.emit(Event{Kind: EventAbandoned, Key: key})
+		}
+	}
+	got.took = c.gate.now() - start
+	got.cause = context.Cause(ctx)
+	if got.err != nil && errors.Is(got.cause, ErrLoadTimeout) && !errors.Is(got.err, ErrLoadTimeout) {
+		got.err = fmt.Errorf("%w (%v): %w", ErrLoadTimeout, c.policy.LoadTimeout, got.err)
+	}
+	c.events.emit(Event{Kind: EventLoad, Key: key, Duration: got.took, Err: got.err})
+	if got.err != nil && !errors.Is(got.err, ErrNotFound) {
+		c.events.emit(Event{Kind: EventLoadFailed, Key: key, Duration: got.took, Err: got.err})
+	}
+	return got
+}
+
+// unlocked loads without the lease, when a slot is free in time. What it returns is
+// stored in no case in Redis; keep says that a copy may serve while Redis is out.
+func (c *Cache[V]) unlocked(f *flight[V], load LoaderFunc[V], keep bool) (Result[V], error) {
+	if load == nil {
+		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
+	}
+	patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
+	defer cancel()
+	slot, err := c.gate.slot(patience, &f.State)
+	if err != nil {
+		if f.Context().Err() == nil {
+			c.events.emit(Event{Kind: EventWaitTimeout, Key: f.Key()})
+		}
+		return Result[V]{}, c.failed(f.Key(), context.Cause(patience))
+	}
+	return c.alone(f, load, slot, keep)
+}
+
+// alone is unlocked with the slot in hand.
+func (c *Cache[V]) alone(f *flight[V], load LoaderFunc[V], slot *loadSlot, keep bool) (Result[V], error) {
+	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
+	got := c.run(f, load, nil, slot)
+	switch {
+	case got.err == nil:
+		if keep {
+			t.gap = inGap // nobody tells this process of changes now
+			c.keep(f.Key(), c.made(got.v, false, encoded{}, c.draw(false, got.took), c.gate.now()), t)
+		}
+		return Result[V]{Value: got.v, Outcome: OutcomeUnlocked}, nil
+	case errors.Is(got.err, ErrNotFound):
+		return Result[V]{Outcome: OutcomeUnlocked}, c.failed(f.Key(), got.err)
+	case errors.Is(got.cause, ErrClosed):
+		return Result[V]{}, ErrClosed
+	case errors.Is(got.cause, ErrRevoked):
+		return Result[V]{}, errRestart
+	}
+	return Result[V]{}, c.failed(f.Key(), got.err)
+}
+
+// lease is a held rebuild lease, renewed by the lock engine. nil: there is nothing
+// to renew.
+type lease struct{ *lock.Lease }
+
+func (c *Cache[V]) hold(ctx context.Context, a acquisition) *lease {
+	if c.gate.store == nil {
+		return nil
+	}
+	return &lease{lock.Hold(ctx, c.gate.store.Leases(), a.claim, a.Sent, lock.HoldOptions{
+		TTL: c.policy.LockTTL, CallTimeout: c.gate.options.RedisTimeout,
+	})}
+}
+
+// onLoss calls told once if the lease is lost, until the returned function is called.
+func (l *lease) onLoss(told func(error)) (stop func()) {
+	if l == nil {
+		return func() {}
+	}
+	quit := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-l.Done():
+			told(l.Err())
+		case <-quit:
+		}
+	})
+	return func() {
+		close(quit)
+		wg.Wait()
+	}
+}
+
+// stop ends the renewals; the lease itself ends with its commit or finish.
+func (l *lease) stop() {
+	if l != nil {
+		_ = l.Stop() // a loss was told, and the server decides on the commit
+	}
+}
+
+// loadSlot is the right to run one loader, one of Options.MaxLoads.
+type loadSlot struct {
+	g     *Gate
+	mu    sync.Mutex
+	state slotState // protected by mu
+}
+
+type slotState uint8
+
+const (
+	slotFree  slotState = iota // given back, or never taken: borrowed, or there is no limit
+	slotTaken                  // counts against MaxLoads
+	slotStray                  // its loader was abandoned and counts against the strays
+)
+
+// slot waits for a load slot until ctx ends. A flight of a loader that calls Get,
+// or that such a caller has joined, needs none: its caller has one, and waits (I4).
+func (g *Gate) slot(ctx context.Context, w *work) (*loadSlot, error) {
+	if slot, ok := g.trySlot(ctx); ok {
+		return slot, nil
+	}
+	wait, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := w.borrow(cancel)
+	err := g.slots.Acquire(wait, 1)
+	lent := stop()
+	switch {
+	case err == nil:
+		return &loadSlot{g: g, state: slotTaken}, nil
+	case lent && ctx.Err() == nil:
+		return &loadSlot{g: g}, nil
+	}
+	return nil, err
+}
+
+// trySlot takes a load slot if there is one.
+func (g *Gate) trySlot(ctx context.Context) (*loadSlot, bool) {
+	if g.slots == nil || g.holdsSlot(ctx) {
+		return &loadSlot{g: g}, true
+	}
+	if g.slots.TryAcquire(1) {
+		return &loadSlot{g: g, state: slotTaken}, true
+	}
+	return nil, false
+}
+
+// release gives the slot back. Further calls do nothing.
+func (s *loadSlot) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch s.state {
+	case slotTaken:
+		s.g.slots.Release(1)
+	case slotStray:
+		s.g.strays.Release(1)
+	case slotFree:
+	}
+	s.state = slotFree
+}
+
+// abandon gives the slot back although its loader still runs, as long as not too
+// many such loaders do; then the slot is given back when the loader returns.
+func (s *loadSlot) abandon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == slotTaken && s.g.strays.TryAcquire(1) {
+		s.g.slots.Release(1)
+		s.state = slotStray
+	}
+}
+
+// slotKey marks the context of a loader that holds, or was lent, a slot of a gate.
+type slotKey struct{ g *Gate }
+
+func (g *Gate) withSlot(ctx context.Context) context.Context {
+	return context.WithValue(ctx, slotKey{g}, true)
+}
+
+// withoutSlot is for work that outlives the loader it was started from.
+func (g *Gate) withoutSlot(ctx context.Context) context.Context {
+	if g.holdsSlot(ctx) {
+		return context.WithValue(ctx, slotKey{g}, false)
+	}
+	return ctx
+}
+
+func (g *Gate) holdsSlot(ctx context.Context) bool {
+	held, _ := ctx.Value(slotKey{g}).(bool)
+	return held
+}

@@ -1,0 +1,111 @@
+package herdgate
+
+import "time"
+
+// Outcome says where a value came from.
+type Outcome uint8
+
+// The outcomes of a call. A remembered ErrNotFound has the outcome of a value.
+const (
+	OutcomeFailed   Outcome = iota // no value: the call returned an error other than ErrNotFound
+	OutcomeLocal                   // fresh, from the local tier
+	OutcomeRemote                  // fresh, from Redis
+	OutcomeStale                   // past its TTL and inside its Stale window, or marked stale
+	OutcomeLoaded                  // loaded under the lease, in this process
+	OutcomeWaited                  // loaded by another process while this call waited
+	OutcomeUnlocked                // loaded without the lease, and not stored in Redis
+	outcomes
+)
+
+// String returns the outcome in one lower-case word.
+func (o Outcome) String() string {
+	return [...]string{"failed", "local", "remote", "stale", "loaded", "waited", "unlocked", "unknown"}[min(o, outcomes)]
+}
+
+// EventKind says what happened.
+type EventKind uint8
+
+// The kinds of events. Which fields an event has besides Kind and Cache is said in
+// brackets.
+const (
+	// EventGet: a call of Get, Fetch or Lookup ended [Key, Outcome, Duration, Err].
+	EventGet EventKind = iota
+	// EventCoalesced: a call joined a flight that another one had started [Key].
+	EventCoalesced
+	// EventLoad: a loader ended, or was abandoned [Key, Duration, Err].
+	EventLoad
+	// EventLoadFailed: that loader failed; a not-found is no failure [Key, Duration, Err].
+	EventLoadFailed
+	// EventAbandoned: a loader did not return when its context ended [Key].
+	EventAbandoned
+	// EventRefresh: a refresh behind a stale value, or ahead of its TTL, began [Key].
+	EventRefresh
+	// EventWait: a flight has waited for another process's load [Key, Duration].
+	EventWait
+	// EventWaitTimeout: it waited for longer than Policy.WaitTimeout [Key].
+	EventWaitTimeout
+	// EventBackoff: a call or refresh met the mark of a failed load [Key].
+	EventBackoff
+	// EventLeaseWon: the rebuild lease was granted [Key].
+	EventLeaseWon
+	// EventLeaseHeld: somebody else had it [Key].
+	EventLeaseHeld
+	// EventLeaseLost: it ended while the loader ran, through no change [Key].
+	EventLeaseLost
+	// EventLeaseRevoked: a change of the key took it away while the loader ran [Key].
+	EventLeaseRevoked
+	// EventCommitStored: a loaded value was stored [Key].
+	EventCommitStored
+	// EventCommitRefused: it was not, since the lease was not held any more [Key].
+	EventCommitRefused
+	// EventCommitFailed: it could not be encoded, sent or kept by Redis [Key, Err].
+	EventCommitFailed
+	// EventBadPayload: an entry could not be used and counts as missing [Key, Err].
+	EventBadPayload
+	// EventNewerEntry: an entry was written by a newer version; it is left alone [Key].
+	EventNewerEntry
+	// EventDegraded: Redis did not answer a read or an acquire, and the call went on
+	// without it [Key, Err].
+	EventDegraded
+	// EventChange: a Set, Delete or Expire took effect [Key].
+	EventChange
+	// EventChangeFailed: one did not, or it is not known [Key, Err].
+	EventChangeFailed
+	// EventBusLost: invalidations may be missed from now on; no cache [Err].
+	EventBusLost
+	// EventBusConfirmed: invalidations arrive again; no cache.
+	EventBusConfirmed
+	eventKinds
+)
+
+// String returns the kind in lower-case words.
+func (k EventKind) String() string {
+	return [...]string{
+		"get", "coalesced", "load", "load failed", "abandoned", "refresh", "wait", "wait timeout", "backoff",
+		"lease won", "lease held", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
+		"bad payload", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed", "unknown",
+	}[min(k, eventKinds)]
+}
+
+// Event is one thing that happened. Each kind has a counter in [Stats].
+type Event struct {
+	Kind     EventKind
+	Outcome  Outcome
+	Cache    string
+	Key      string
+	Duration time.Duration
+	Err      error
+}
+
+// Observer sees events as they happen. Observe runs in the goroutine it tells of,
+// also on the path of a local hit: it must be quick, safe for concurrent use, and
+// must not call the cache.
+type Observer interface {
+	Observe(Event)
+}
+
+// ObserverFunc makes an [Observer] of a function.
+type ObserverFunc func(Event)
+
+// Observe implements [Observer].
+func (f ObserverFunc) Observe(e Event) { f(e) }

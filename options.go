@@ -1,0 +1,271 @@
+package herdgate
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/codec"
+)
+
+// Off switches a thing off that is on by default. It is the only negative value
+// that [Options] and [Policy] accept.
+const Off = -1
+
+// Options are what a gate is opened with. The zero value of each field is its
+// default.
+type Options struct {
+	// Redis is the shared tier: a client of a single node, of Sentinel or of a
+	// Cluster. The gate does not close it. nil: this process caches for itself
+	// alone, in the local tier.
+	Redis redis.UniversalClient
+
+	// Namespace is the first part of every Redis key and channel, and keeps apart
+	// services that share a Redis: letters, digits, '.', '_' and '-'. Default
+	// "herdgate".
+	Namespace string
+
+	// MaxLoads is the number of loaders that may run at once in this process, over
+	// all caches. Default 64. Off: no limit.
+	MaxLoads int
+
+	// RedisTimeout bounds each command, whatever timeouts the client has. Default
+	// 250 ms.
+	RedisTimeout time.Duration
+
+	// LocalBytes is the memory the local tier may use for values, in bytes, over
+	// all caches. A value counts with its encoded size, or what [WithSize] says.
+	// Default 64 MiB. Off: no local tier.
+	LocalBytes int64
+
+	// Observer sees what happens, event by event. nil: nobody.
+	Observer Observer
+}
+
+// AfterWait says what becomes of a call that has waited for Policy.WaitTimeout.
+type AfterWait uint8
+
+const (
+	// FailAfterWait returns ErrWaitTimeout. The default.
+	FailAfterWait AfterWait = iota
+	// LoadAfterWait loads the value once for the waiting callers of this process,
+	// under the limit of MaxLoads, and stores it nowhere.
+	LoadAfterWait
+)
+
+// Policy is how a cache treats its entries. The zero value of each field is its
+// default. Durations that Redis keeps are whole milliseconds; nothing is rounded.
+type Policy struct {
+	// TTL is how long an entry is fresh. Default 1 minute.
+	TTL time.Duration
+
+	// Stale is how long an entry is kept after its TTL. In that time it is served
+	// at once, also while its loader runs or fails. Default 0: none, an entry is
+	// gone when its TTL has passed, and its callers wait for the next.
+	Stale time.Duration
+
+	// Jitter spreads the TTL of each entry evenly over TTL ± this share of it, at
+	// least ± 1 ms, so that entries stored together do not expire together. From 0
+	// to 1. Default 0.1. Off: none.
+	Jitter float64
+
+	// EarlyBeta is how early a hot entry is refreshed before its TTL, in units of
+	// what its load took: the one who stores an entry draws that moment for the
+	// whole fleet ("XFetch": Vattani, Chierichetti, Lowenstein, Optimal
+	// Probabilistic Cache Stampede Prevention, VLDB 2015). Larger is earlier.
+	// Default 1. Off: not before the TTL.
+	EarlyBeta float64
+
+	// NegativeTTL is how long an ErrNotFound is remembered. Default 5 s, but at most
+	// TTL. Off: it is not.
+	NegativeTTL time.Duration
+
+	// LocalTTL is how long a value of the local tier is served without asking
+	// Redis, and so the longest that a lost invalidation can go unnoticed. Default
+	// 5 s, but at most TTL. Off: this cache has no local tier. Without Redis there
+	// is nothing to ask: the local tier then serves for TTL and Stale.
+	LocalTTL time.Duration
+
+	// LoadTimeout bounds one run of the loader. Default 10 s.
+	LoadTimeout time.Duration
+
+	// WaitTimeout bounds the time a call waits for another's load or for a load
+	// slot. Default LoadTimeout.
+	WaitTimeout time.Duration
+
+	// AfterWait says what happens then. Default FailAfterWait.
+	AfterWait AfterWait
+
+	// LockTTL is how long the rebuild lease outlives its holder: it is renewed each
+	// third of it while the loader runs, so that it does not limit the load. Default
+	// 2 s.
+	LockTTL time.Duration
+
+	// MinRebuildInterval is the least time between two loads of one key in the
+	// fleet, also if it is deleted in between. At most LockTTL. Default 100 ms, but
+	// at most TTL.
+	MinRebuildInterval time.Duration
+
+	// FailureBackoff is the time after a failed load in which nobody in the fleet
+	// tries again. It doubles with each failure in a row up to MaxFailureBackoff. A
+	// call that comes when at most FailureBackoff is left waits for its end;
+	// otherwise it gets a *BackoffError at once. Default 250 ms.
+	FailureBackoff time.Duration
+
+	// MaxFailureBackoff is the longest back-off. At least FailureBackoff. Default
+	// 30 s.
+	MaxFailureBackoff time.Duration
+
+	// Version is the version of V's encoding. Raise it when V changes so that old
+	// and new code cannot read each other's entries: the newer code rebuilds what
+	// the older has stored; the older loads for itself what the newer has stored,
+	// and leaves it alone. Default 0.
+	Version uint16
+
+	// Codec encodes values for Redis. Default codec.Msgpack().
+	Codec codec.Codec
+}
+
+func (o Options) resolved() (Options, error) {
+	if o.Namespace == "" {
+		o.Namespace = "herdgate"
+	}
+	c := checker{scope: "Options."}
+	c.name("Namespace", o.Namespace)
+	c.count("MaxLoads", &o.MaxLoads, 64)
+	c.duration("RedisTimeout", &o.RedisTimeout, 250*time.Millisecond, false)
+	switch {
+	case o.LocalBytes == 0:
+		o.LocalBytes = 64 << 20
+	case o.LocalBytes < 0 && o.LocalBytes != Off:
+		c.fail("LocalBytes", o.LocalBytes, "a number of bytes, 0 for the default, or Off")
+	}
+	return o, c.err
+}
+
+func (p Policy) resolved() (Policy, error) {
+	c := checker{scope: "Policy."}
+	c.duration("TTL", &p.TTL, time.Minute, false)
+	c.duration("Stale", &p.Stale, 0, true)
+	c.share("Jitter", &p.Jitter, 0.1, 1)
+	c.share("EarlyBeta", &p.EarlyBeta, 1, math.Inf(1))
+	c.duration("NegativeTTL", &p.NegativeTTL, min(p.TTL, 5*time.Second), true)
+	c.duration("LocalTTL", &p.LocalTTL, min(p.TTL, 5*time.Second), true)
+	c.duration("LoadTimeout", &p.LoadTimeout, 10*time.Second, false)
+	c.duration("WaitTimeout", &p.WaitTimeout, p.LoadTimeout, false)
+	c.duration("LockTTL", &p.LockTTL, 2*time.Second, false)
+	c.duration("MinRebuildInterval", &p.MinRebuildInterval, min(p.TTL, p.LockTTL, 100*time.Millisecond), false)
+	c.duration("FailureBackoff", &p.FailureBackoff, 250*time.Millisecond, false)
+	c.duration("MaxFailureBackoff", &p.MaxFailureBackoff, max(p.FailureBackoff, 30*time.Second), false)
+	if p.AfterWait > LoadAfterWait {
+		c.fail("AfterWait", p.AfterWait, "FailAfterWait or LoadAfterWait")
+	}
+	if p.MinRebuildInterval > p.LockTTL {
+		c.fail("MinRebuildInterval", p.MinRebuildInterval, fmt.Sprintf("at most LockTTL, which is %v", p.LockTTL))
+	}
+	if p.MaxFailureBackoff < p.FailureBackoff {
+		c.fail("MaxFailureBackoff", p.MaxFailureBackoff, fmt.Sprintf("at least FailureBackoff, which is %v", p.FailureBackoff))
+	}
+	if p.Stale == Off {
+		p.Stale = 0
+	}
+	// The header has 32 bits of milliseconds.
+	if longest := time.Duration(math.MaxUint32) * time.Millisecond; p.TTL > longest || p.TTL+p.TTL/2+p.Stale > longest || p.Stale > longest {
+		c.fail("TTL", p.TTL, fmt.Sprintf("with Stale less than %v", longest/2))
+	}
+	if p.Codec == nil {
+		p.Codec = codec.Msgpack()
+	} else if p.Codec.ID() == 0 {
+		c.fail("Codec", p.Codec.Name(), "a codec whose ID is not 0")
+	}
+	return p, c.err
+}
+
+// checker validates fields and keeps the first fault.
+type checker struct {
+	scope string
+	err   error
+}
+
+func (c *checker) fail(field string, value any, want string) {
+	if c.err == nil {
+		c.err = &ConfigError{Field: c.scope + field, Value: value, Want: want}
+	}
+}
+
+// duration puts the default in place of zero. Off is kept where it is allowed.
+func (c *checker) duration(field string, d *time.Duration, byDefault time.Duration, offAllowed bool) {
+	want := "a positive duration in whole milliseconds, or 0 for the default"
+	if offAllowed {
+		want = "a positive duration in whole milliseconds, 0 for the default, or Off"
+	}
+	switch {
+	case *d == 0:
+		*d = byDefault
+	case *d == Off && offAllowed:
+	case *d < 0 || *d%time.Millisecond != 0:
+		c.fail(field, *d, want)
+	}
+}
+
+func (c *checker) count(field string, n *int, byDefault int) {
+	switch {
+	case *n == 0:
+		*n = byDefault
+	case *n < 0 && *n != Off:
+		c.fail(field, *n, "a positive number, 0 for the default, or Off")
+	}
+}
+
+func (c *checker) share(field string, f *float64, byDefault, most float64) {
+	switch {
+	case *f == 0:
+		*f = byDefault
+	case *f == Off:
+		*f = 0
+	case !(*f > 0 && *f <= most) || math.IsInf(*f, 1):
+		want := "a positive number, 0 for the default, or Off"
+		if most == 1 {
+			want = "a share between 0 and 1, 0 for the default, or Off"
+		}
+		c.fail(field, *f, want)
+	}
+}
+
+// name refuses what could be confused with a separator of keys and messages.
+func (c *checker) name(field, s string) {
+	for i := range len(s) {
+		b := s[i]
+		letter := b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9'
+		if !letter && b != '.' && b != '_' && b != '-' {
+			c.fail(field, fmt.Sprintf("%q", s), "letters, digits, '.', '_' and '-' only")
+			return
+		}
+	}
+	if s == "" {
+		c.fail(field, `""`, "a name")
+	}
+}
+
+// Option is a setting of a cache that depends on its V.
+type Option[V any] func(*settings[V])
+
+type settings[V any] struct {
+	clone func(V) V
+	size  func(V) int64
+}
+
+// WithClone makes every call return a copy of the cached value, made by clone, for
+// callers that want to change what they get. clone is called concurrently.
+func WithClone[V any](clone func(V) V) Option[V] {
+	return func(s *settings[V]) { s.clone = clone }
+}
+
+// WithSize says how many bytes of memory a value of the local tier counts for.
+// Default: the length of its encoding. size must not be negative; it may be called
+// concurrently.
+func WithSize[V any](size func(V) int64) Option[V] {
+	return func(s *settings[V]) { s.size = size }
+}

@@ -1,0 +1,182 @@
+package herdgate
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/remote"
+)
+
+// hit serves a fresh value of the local tier: no command, no allocation.
+func (c *Cache[V]) hit(key string) (V, error, bool) {
+	if c.copies != nil && !c.gate.closed.Load() {
+		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) {
+			if now := c.gate.now(); now < cp.early && now < cp.check {
+				c.events.got(key, OutcomeLocal, 0, cp.err())
+				return c.cloned(cp.value), cp.err(), true
+			}
+		}
+	}
+	var zero V
+	return zero, nil, false
+}
+
+// lookup is one call: the local tier, then the flight of its key.
+func (c *Cache[V]) lookup(ctx context.Context, key string, load LoaderFunc[V]) (Result[V], error) {
+	start := c.gate.now()
+	r, err := c.local(ctx, key, load, start)
+	if errors.Is(err, errMiss) {
+		r, err = c.join(ctx, key, load, start)
+	}
+	switch {
+	case err == nil:
+		r.Value = c.cloned(r.Value)
+	case !errors.Is(err, ErrNotFound):
+		r = Result[V]{}
+	}
+	c.events.got(key, r.Outcome, c.gate.now()-start, err)
+	return r, err
+}
+
+// errMiss says that the local tier has nothing to serve.
+var errMiss = errors.New("herdgate: miss")
+
+// local serves a copy that need not be checked with Redis, and starts a refresh
+// behind it if it is due.
+func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V], now time.Duration) (Result[V], error) {
+	if c.copies == nil || c.gate.closed.Load() {
+		return Result[V]{}, errMiss
+	}
+	cp := c.copies.Load(key)
+	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check {
+		return Result[V]{}, errMiss
+	}
+	if cp.due(now) {
+		c.refresh(ctx, key, load, cp, false)
+	}
+	return c.serve(cp, OutcomeLocal, now)
+}
+
+// serve makes the result of a copy that may be served.
+func (c *Cache[V]) serve(cp *copied[V], outcome Outcome, now time.Duration) (Result[V], error) {
+	r := Result[V]{Outcome: outcome, Age: cp.age(now), Stale: cp.stale(now)}
+	if r.Stale {
+		r.Outcome = OutcomeStale
+	}
+	r.Value = cp.value
+	return r, cp.err()
+}
+
+// cloned is what a caller gets of a value that others get too.
+func (c *Cache[V]) cloned(v V) V {
+	if c.clone == nil {
+		return v
+	}
+	return c.clone(v)
+}
+
+// join waits, on the caller's own context, for the flight of key. A flight whose
+// load was cancelled by a change sends its callers back here.
+func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], start time.Duration) (Result[V], error) {
+	for {
+		f, joined, err := c.start(ctx, key, load)
+		if err != nil {
+			return Result[V]{}, err
+		}
+		if joined {
+			c.events.emit(Event{Kind: EventCoalesced, Key: key})
+			if c.gate.holdsSlot(ctx) {
+				f.State.lend()
+			}
+		}
+		r, err := f.Wait(ctx)
+		if !errors.Is(err, errRestart) {
+			return r, err
+		}
+		if c.gate.now()-start > c.policy.WaitTimeout {
+			return Result[V]{}, c.failed(key, ErrWaitTimeout)
+		}
+	}
+}
+
+func (c *Cache[V]) start(ctx context.Context, key string, load LoaderFunc[V]) (f *flight[V], joined bool, err error) {
+	c.gate.life.RLock()
+	defer c.gate.life.RUnlock()
+	if c.gate.closed.Load() {
+		return nil, false, ErrClosed
+	}
+	f, joined = c.flights.Join(ctx, key, func(f *flight[V]) (Result[V], error) { return c.fly(f, load) })
+	return f, joined, nil
+}
+
+// fly is a flight: read Redis, serve what is there, else rebuild it.
+func (c *Cache[V]) fly(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
+	key := f.Key()
+	keys := c.keys(key)
+	read, err := c.read(f, keys)
+	switch {
+	case err != nil:
+		return c.degraded(f, load, err)
+	case read.newer:
+		return c.unlocked(f, load, false)
+	}
+	now := c.gate.now()
+	if read.cp != nil && read.cp.servable(now) {
+		if read.cp.due(now) {
+			c.refresh(f.Context(), key, load, read.cp, true)
+		}
+		return c.serve(read.cp, OutcomeRemote, now)
+	}
+	return c.rebuild(f, keys, read.seen, load)
+}
+
+// read gets the entry from Redis and keeps a copy of it. The ticket is taken before
+// the request is sent.
+func (c *Cache[V]) read(f *flight[V], keys remote.Keys) (found[V], error) {
+	if c.gate.store == nil {
+		return found[V]{cp: c.own(f.Key())}, nil
+	}
+	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
+	entry, err := c.gate.store.Get(f.Context(), keys)
+	if errors.Is(err, remote.ErrWrongType) {
+		c.events.emit(Event{Kind: EventBadPayload, Key: f.Key(), Err: err})
+		return found[V]{}, nil
+	}
+	if err != nil {
+		return found[V]{}, err
+	}
+	return c.take(f, keys, entry, t)
+}
+
+// take interprets an entry that was read under a ticket, and keeps a copy.
+func (c *Cache[V]) take(f *flight[V], keys remote.Keys, entry []byte, t ticket) (found[V], error) {
+	read, err := c.interpret(f.Context(), f.Key(), keys, entry)
+	if err == nil && read.cp != nil {
+		c.keep(f.Key(), read.cp, t)
+	}
+	return read, err
+}
+
+// own is the local copy of a gate without Redis: the entry itself.
+func (c *Cache[V]) own(key string) *copied[V] { return c.copies.Load(key) }
+
+// degraded serves a call whose Redis does not answer: a local copy inside its hard
+// expiry, as stale, else an unlocked load.
+func (c *Cache[V]) degraded(f *flight[V], load LoaderFunc[V], cause error) (Result[V], error) {
+	c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: cause})
+	if c.copies != nil {
+		now := c.gate.now()
+		if cp := c.copies.Load(f.Key()); cp != nil && cp.servable(now) {
+			r, err := c.serve(cp, OutcomeStale, now)
+			r.Stale = true
+			return r, err
+		}
+	}
+	return c.unlocked(f, load, true)
+}
+
+// failed adds cache and key to the reason why there is no value.
+func (c *Cache[V]) failed(key string, reason error) error {
+	return &LoadError{Cache: c.name, Key: key, Err: reason}
+}

@@ -1,0 +1,155 @@
+package herdgate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/herdgate/herdgate"
+)
+
+func TestManyCallersOnManyInstancesLoadAColdKeyOnce(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newOrigin(200 * time.Millisecond)
+		var caches []*herdgate.Cache[string]
+		for range 5 {
+			caches = append(caches, newCache(w.T, w.gate(), o.load, herdgate.Policy{TTL: time.Minute}))
+		}
+		next := make(chan *herdgate.Cache[string], 100)
+		for i := range cap(next) {
+			next <- caches[i%len(caches)]
+		}
+		values, errs := herd(w.T, cap(next), func() (string, error) { return (<-next).Get(w.Context(), "k") })
+		for i := range values {
+			if errs[i] != nil || values[i] != "k#1" {
+				w.Fatalf("caller %d got %q, %v", i, values[i], errs[i])
+			}
+		}
+		if n := o.loads.Load(); n != 1 {
+			w.Errorf("%d loads, want 1", n)
+		}
+	})
+}
+
+func TestAStaleValueIsServedWhileOneCallerRefreshes(t *testing.T) {
+	for _, local := range []time.Duration{0, herdgate.Off} {
+		t.Run(fmt.Sprint("local ", local), func(t *testing.T) {
+			everywhere(t, func(w *world) {
+				o := newOrigin(100 * time.Millisecond)
+				policy := herdgate.Policy{TTL: 300 * time.Millisecond, Stale: time.Minute, LocalTTL: local, Jitter: herdgate.Off, EarlyBeta: herdgate.Off}
+				a := newCache(w.T, w.gate(), o.load, policy)
+				b := newCache(w.T, w.gate(), o.load, policy)
+				get(w.T, a, "k")
+				get(w.T, b, "k")
+				w.pass(310 * time.Millisecond)
+				for _, c := range []*herdgate.Cache[string]{a, b, a, b} {
+					r, err := c.Lookup(w.Context(), "k")
+					if err != nil || r.Value != "k#1" || !r.Stale || r.Outcome != herdgate.OutcomeStale {
+						w.Fatalf("got %+v, %v, want the stale value", r, err)
+					}
+				}
+				w.until("both read the new value", func() bool {
+					return get(w.T, a, "k") == "k#2" && get(w.T, b, "k") == "k#2"
+				})
+				if n := o.loads.Load(); n != 2 {
+					w.Errorf("%d loads, want 2", n)
+				}
+			})
+		})
+	}
+}
+
+func TestAnExpiredKeyIsWaitedFor(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newOrigin(10 * time.Millisecond)
+		c := newCache(w.T, w.gate(), o.load, herdgate.Policy{TTL: 200 * time.Millisecond, EarlyBeta: herdgate.Off})
+		get(w.T, c, "k")
+		w.pass(230 * time.Millisecond)
+		if v := get(w.T, c, "k"); v != "k#2" {
+			w.Errorf("got %q after the TTL", v)
+		}
+	})
+}
+
+func TestAnotherInstanceReadsWhatOneHasLoaded(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newOrigin(0)
+		a := newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+		b := newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+		get(w.T, a, "k")
+		w.pass(20 * time.Millisecond)
+		r, err := b.Lookup(w.Context(), "k")
+		if err != nil || r.Value != "k#1" || r.Outcome != herdgate.OutcomeRemote || r.Stale || r.Age <= 0 || r.Age > time.Second {
+			w.Errorf("got %+v, %v", r, err)
+		}
+		if r, err = b.Lookup(w.Context(), "k"); err != nil || r.Outcome != herdgate.OutcomeLocal {
+			w.Errorf("second time %+v, %v, want it local", r, err)
+		}
+	})
+}
+
+func TestANotFoundIsRemembered(t *testing.T) {
+	everywhere(t, func(w *world) {
+		loads := 0
+		load := func(context.Context, string) (string, error) {
+			loads++
+			return "", fmt.Errorf("row 7: %w", herdgate.ErrNotFound)
+		}
+		a := newCache(w.T, w.gate(), load, herdgate.Policy{})
+		b := newCache(w.T, w.gate(), load, herdgate.Policy{})
+		for _, c := range []*herdgate.Cache[string]{a, a, b, b} {
+			if _, err := c.Get(w.Context(), "k"); !errors.Is(err, herdgate.ErrNotFound) {
+				w.Fatalf("got %v", err)
+			}
+		}
+		if loads != 1 {
+			w.Errorf("%d loads, want 1", loads)
+		}
+	})
+}
+
+func TestAGateWithoutRedisLoadsOnceAndKeeps(t *testing.T) {
+	virtually(t, func(w *world) {
+		o := newOrigin(100 * time.Millisecond)
+		g := openGate(w.T, herdgate.Options{})
+		c := newCache(w.T, g, o.load, herdgate.Policy{TTL: time.Minute, Stale: time.Minute, Jitter: herdgate.Off, EarlyBeta: herdgate.Off})
+		values, errs := herd(w.T, 100, func() (string, error) { return c.Get(w.Context(), "k") })
+		for i := range values {
+			if errs[i] != nil || values[i] != "k#1" {
+				w.Fatalf("got %q, %v", values[i], errs[i])
+			}
+		}
+		w.pass(59 * time.Second)
+		if r, err := c.Lookup(w.Context(), "k"); err != nil || r.Outcome != herdgate.OutcomeLocal {
+			w.Errorf("got %+v, %v", r, err)
+		}
+		w.pass(2 * time.Second)
+		if r, err := c.Lookup(w.Context(), "k"); err != nil || !r.Stale || r.Value != "k#1" {
+			w.Errorf("past its TTL: %+v, %v", r, err)
+		}
+		w.pass(time.Second)
+		if v := get(w.T, c, "k"); v != "k#2" {
+			w.Errorf("after the refresh: %q", v)
+		}
+		if err := c.Delete(w.Context(), "k"); err != nil {
+			w.Fatal(err)
+		}
+		if v := get(w.T, c, "k"); v != "k#3" {
+			w.Errorf("after a delete: %q", v)
+		}
+		if err := c.Set(w.Context(), "k", "mine"); err != nil {
+			w.Fatal(err)
+		}
+		if v := get(w.T, c, "k"); v != "mine" {
+			w.Errorf("after a set: %q", v)
+		}
+		if err := c.Expire(w.Context(), "k"); err != nil {
+			w.Fatal(err)
+		}
+		if r, err := c.Lookup(w.Context(), "k"); err != nil || !r.Stale || r.Value != "mine" {
+			w.Errorf("after an expire: %+v, %v", r, err)
+		}
+	})
+}

@@ -1,0 +1,262 @@
+package herdgate
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/lock"
+)
+
+// passFor is how long after a "do not store" nobody asks for the lease again: the
+// callers that waited would otherwise become winners one after another.
+const passFor = time.Second
+
+// acquisition is one request for the lease, and what came of it.
+type acquisition struct {
+	remote.Found
+	claim  lock.Claim
+	ticket ticket
+}
+
+// acquire asks for the lease of a key. The ticket is taken before the request is
+// sent, and a wake-up from before it is forgotten.
+func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, seen string, wait bool) (acquisition, error) {
+	f.State.drain()
+	a := acquisition{claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
+	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
+	var err error
+	a.Found, err = c.builds.Acquire(f.Context(), keys, remote.Acquire{
+		Owner: a.claim.Owner, TTL: c.policy.LockTTL, Seen: seen, Wait: wait,
+	})
+	a.claim.Token = a.Nonce
+	switch a.State {
+	case remote.Granted:
+		c.events.emit(Event{Kind: EventLeaseWon, Key: f.Key()})
+	case remote.Held:
+		c.events.emit(Event{Kind: EventLeaseHeld, Key: f.Key()})
+	case remote.Failed:
+		c.events.emit(Event{Kind: EventBackoff, Key: f.Key()})
+	default:
+	}
+	return a, err
+}
+
+// rebuild makes the value of a key for which there is nothing to serve: it asks for
+// the lease, builds if it is granted, and otherwise waits for who has it.
+func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load LoaderFunc[V]) (Result[V], error) {
+	if load == nil {
+		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
+	}
+	patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
+	defer cancel()
+	outcome := OutcomeRemote
+	fresh := true // it has not waited for anybody's load
+	for {
+		slot, err := c.gate.slot(patience, &f.State)
+		if err != nil {
+			return c.impatient(f, load, patience)
+		}
+		a, err := c.acquire(f, keys, seen, true)
+		if err != nil {
+			slot.release()
+			return c.degraded(f, load, err)
+		}
+		switch a.State {
+		case remote.Granted:
+			return c.build(f, keys, a, load, slot)
+		case remote.Pass:
+			return c.alone(f, load, slot, false)
+		default:
+			slot.release()
+		}
+		var read found[V]
+		switch a.State {
+		case remote.Newer:
+			read, err = c.take(f, keys, a.Entry, a.ticket)
+		case remote.Failed:
+			// Who waited for the load that failed gets its failure; who comes later
+			// waits out what is left of a short back-off.
+			if !fresh || a.Rest > c.policy.FailureBackoff {
+				return Result[V]{}, &BackoffError{Cache: c.name, Key: f.Key(), Failures: a.Failures, RetryAfter: a.Rest, Reason: a.Code}
+			}
+			read, err = c.await(patience, f, keys, "", a.Rest)
+		case remote.Held, remote.Cooling:
+			fresh, outcome = false, OutcomeWaited
+			read, err = c.await(patience, f, keys, "", a.Rest)
+		default:
+			err = errTooLate
+		}
+		now := c.gate.now()
+		switch {
+		case err != nil && patience.Err() != nil:
+			return c.impatient(f, load, patience)
+		case err != nil:
+			return c.degraded(f, load, err)
+		case read.newer:
+			return c.unlocked(f, load, false)
+		case read.cp != nil && read.cp.servable(now):
+			return c.serve(read.cp, outcome, now)
+		case read.seen != "":
+			seen = read.seen
+		}
+	}
+}
+
+// build runs the loader under a lease and commits what it returns.
+func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load LoaderFunc[V], slot *loadSlot) (Result[V], error) {
+	key := f.Key()
+	if c.gate.store == nil {
+		// Without Redis the copy is the entry: one that the flight before stored
+		// between this flight's look at it and its grant is not built again.
+		if cp := c.own(key); cp != nil && !cp.stale(c.gate.now()) {
+			slot.release()
+			c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
+			return c.serve(cp, OutcomeLocal, c.gate.now())
+		}
+	}
+	lease := c.hold(f.Context(), a)
+	got := c.run(f, load, lease, slot)
+	lease.stop()
+	switch {
+	case got.err == nil || errors.Is(got.err, ErrNotFound):
+		return c.commit(f, keys, a, got)
+	case errors.Is(got.cause, ErrClosed):
+		c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
+		return Result[V]{}, ErrClosed
+	case errors.Is(got.cause, ErrRevoked), errors.Is(got.cause, lock.ErrLost):
+		c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
+		return Result[V]{}, errRestart
+	}
+	c.finish(f, keys, a, remote.Finish{State: remote.FinishFailed, For: c.backoff(a.Failures), Code: failureReason(got.err)})
+	return Result[V]{}, c.failed(key, got.err)
+}
+
+// commit stores a loaded value, or a not-found, and keeps a copy.
+func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loaded[V]) (Result[V], error) {
+	key := f.Key()
+	missing := got.err != nil
+	r := Result[V]{Value: got.v, Outcome: OutcomeLoaded}
+	var err error
+	if missing {
+		r.Value, err = *new(V), c.failed(key, got.err)
+	}
+	if missing && c.policy.NegativeTTL == Off {
+		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor, Drop: true})
+		return r, err
+	}
+	life := c.draw(missing, got.took)
+	made, encodeErr := c.encode(keys, got.v, missing, life)
+	if encodeErr != nil {
+		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: encodeErr})
+		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor})
+		return r, err
+	}
+	built := c.gate.now()
+	stored, storeErr := c.builds.Commit(f.Context(), keys, remote.Commit{
+		Claim: a.claim, Cache: c.name, Key: key, Entry: made.entry, PX: life.hard, Interval: c.policy.MinRebuildInterval, Pass: passFor,
+	})
+	switch {
+	case storeErr != nil:
+		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: storeErr})
+	case stored == remote.Done:
+		c.events.emit(Event{Kind: EventCommitStored, Key: key})
+		c.keep(key, c.made(got.v, missing, made, life, built), a.ticket)
+	case stored == remote.NotStored:
+		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: ErrNotStored})
+	default:
+		c.events.emit(Event{Kind: EventCommitRefused, Key: key})
+	}
+	return r, err
+}
+
+// finish lets a lease go without an entry. If that fails, its TTL ends it.
+func (c *Cache[V]) finish(f *flight[V], keys remote.Keys, a acquisition, how remote.Finish) {
+	how.Claim, how.Cache, how.Key, how.Interval = a.claim, c.name, f.Key(), c.policy.MinRebuildInterval
+	_, _ = c.builds.Finish(f.Context(), keys, how)
+}
+
+// backoff is the time until the next try after one more failure than before.
+func (c *Cache[V]) backoff(before int) time.Duration {
+	d := c.policy.FailureBackoff
+	for range before {
+		if d >= c.policy.MaxFailureBackoff/2 {
+			return c.policy.MaxFailureBackoff
+		}
+		d *= 2
+	}
+	return d
+}
+
+// refresh rebuilds the entry of a copy that was just served, behind its callers:
+// one refresh a key and process, and none while one elsewhere, or the mark of a
+// failure, is known to stand. checked says that the copy was read from Redis just now.
+func (c *Cache[V]) refresh(ctx context.Context, key string, load LoaderFunc[V], cp *copied[V], checked bool) {
+	if load == nil || c.quiet.holds(key, cp.seen, c.gate.now()) {
+		return
+	}
+	c.gate.life.RLock()
+	defer c.gate.life.RUnlock()
+	if !c.gate.closed.Load() {
+		c.refreshes.Join(c.gate.withoutSlot(ctx), key, func(f *flight[V]) (Result[V], error) {
+			return Result[V]{}, c.behind(f, load, cp, checked)
+		})
+	}
+}
+
+// behind is the work of a refresh. Its failures are the business of Redis's marks
+// and of the observer; nobody waits for it.
+func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], checked bool) error {
+	key := f.Key()
+	keys := c.keys(key)
+	seen := cp.seen
+	if !checked {
+		read, err := c.read(f, keys)
+		if err != nil || read.newer {
+			c.quiet.put(key, seen, c.gate.now()+c.gate.options.RedisTimeout, c.gate.now())
+			return err
+		}
+		if read.cp != nil && c.gate.now() < read.cp.early {
+			return nil // rebuilt elsewhere
+		}
+		seen = read.seen
+	}
+	quiet := func(d time.Duration) { c.quiet.put(key, seen, c.gate.now()+d, c.gate.now()) }
+	slot, ok := c.gate.trySlot(f.Context())
+	if !ok {
+		quiet(askPause)
+		return nil
+	}
+	defer slot.release()
+	// With a local tier the copies of this process would not learn of the new entry
+	// before their next check, so the refresh waits for it in their place.
+	wait := c.copies != nil && c.gate.store != nil
+	a, err := c.acquire(f, keys, seen, wait)
+	switch {
+	case err != nil:
+		quiet(c.gate.options.RedisTimeout)
+		return err
+	case a.State == remote.Granted:
+		c.events.emit(Event{Kind: EventRefresh, Key: key})
+		_, err = c.build(f, keys, a, load, slot)
+		return err
+	case a.State == remote.Newer:
+		_, err = c.take(f, keys, a.Entry, a.ticket)
+		return err
+	case a.State == remote.Held && wait:
+		slot.release()
+		patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
+		defer cancel()
+		_, err = c.await(patience, f, keys, seen, a.Rest)
+		return err
+	case a.State == remote.Void:
+		return nil
+	}
+	quiet(a.Rest)
+	return nil
+}
+
+// jittered is d, up to a tenth more.
+func jittered(d time.Duration) time.Duration { return d + rand.N(d/10+1) }

@@ -1,0 +1,77 @@
+package singleflight
+
+import "context"
+
+// A Flight is one execution of a function and everybody who waits for it. Flights
+// come from [Group.Join]; the zero Flight is of no use. All methods may be called
+// concurrently, before and after the flight has finished.
+type Flight[K comparable, S, V any] struct {
+	// State is the owner's, zero when the flight starts. The group never touches
+	// it: the owner guards it against concurrent use.
+	State S
+
+	group *Group[K, S, V]
+	key   K
+
+	// The flight is the one owner of this context: it must outlive the call that
+	// started the flight, and Cancel must reach it from any goroutine.
+	ctx    context.Context //nolint:containedctx // see above
+	cancel context.CancelCauseFunc
+
+	next     *Flight[K, S, V] // the next older flight of this key; protected by group.mu
+	detached bool             // protected by group.mu
+
+	// value and err are written by the flight's own goroutine before it closes
+	// done, and read only after that.
+	value V
+	err   error
+	done  chan struct{}
+}
+
+func newFlight[K comparable, S, V any](ctx context.Context, g *Group[K, S, V], key K) *Flight[K, S, V] {
+	f := &Flight[K, S, V]{group: g, key: key, done: make(chan struct{})}
+	f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	return f
+}
+
+// Key returns the key the flight was started for.
+func (f *Flight[K, S, V]) Key() K { return f.key }
+
+// Context returns the context of the flight's work. It carries the values of the
+// starter's context but not its deadline or cancellation, and ends only by
+// [Flight.Cancel]: not when waiters leave, and not when the flight finishes.
+func (f *Flight[K, S, V]) Context() context.Context { return f.ctx }
+
+// Cancel ends the flight's context; [context.Cause] then tells cause, or
+// [context.Canceled] if cause is nil. The first cause stays. Cancel only asks:
+// the waiters get whatever the function returns, and the key can still be joined
+// until then unless the flight is detached too.
+func (f *Flight[K, S, V]) Cancel(cause error) { f.cancel(cause) }
+
+// Detach closes the flight to newcomers: from its return on, callers of the key
+// start a flight of their own. Those who joined before still get this flight's
+// result, and its finish leaves a newer flight of the key alone. Detaching twice,
+// or after the finish, changes nothing.
+func (f *Flight[K, S, V]) Detach() {
+	f.group.mu.Lock()
+	f.detached = true
+	f.group.mu.Unlock()
+}
+
+// Wait returns the flight's result, or the zero V and ctx.Err() if ctx ends first.
+// An ended ctx wins even when the result is there, so the outcome never depends
+// on which of the two was noticed first. Leaving does not end the flight.
+//
+// The error is the function's own, a [*PanicError] if it panicked, or [ErrGoexit]
+// if it called [runtime.Goexit].
+func (f *Flight[K, S, V]) Wait(ctx context.Context) (V, error) {
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+	}
+	if err := ctx.Err(); err != nil {
+		var zero V
+		return zero, err
+	}
+	return f.value, f.err
+}

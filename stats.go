@@ -1,0 +1,136 @@
+package herdgate
+
+import (
+	"time"
+
+	"github.com/puzpuzpuz/xsync/v4"
+)
+
+// Stats are counts since the gate was opened or the cache was made. Each is the
+// number of events of one kind; see [EventKind] for their exact meaning.
+type Stats struct {
+	Gets     uint64 // calls that ended: the sum of the seven outcomes
+	Failed   uint64
+	Local    uint64
+	Remote   uint64
+	Stale    uint64
+	Loaded   uint64
+	Waited   uint64
+	Unlocked uint64
+
+	Coalesced    uint64
+	Loads        uint64
+	LoadFailures uint64
+	Abandoned    uint64
+	Refreshes    uint64
+	Waits        uint64
+	WaitTimeouts uint64
+	Backoffs     uint64
+
+	LeasesWon     uint64
+	LeasesHeld    uint64
+	LeasesLost    uint64
+	LeasesRevoked uint64
+
+	CommitsStored  uint64
+	CommitsRefused uint64
+	CommitsFailed  uint64
+
+	BadPayloads   uint64
+	NewerEntries  uint64
+	Degraded      uint64
+	Changes       uint64
+	ChangesFailed uint64
+	BusLost       uint64 // gate only
+	BusConfirmed  uint64 // gate only
+}
+
+// counters count what a cache, or a gate without its caches, emits.
+type counters struct {
+	cache    string
+	observer Observer
+	kinds    [eventKinds]*xsync.Counter // EventGet is counted by its outcome
+	outcomes [outcomes]*xsync.Counter
+}
+
+func newCounters(cache string, observer Observer) *counters {
+	c := &counters{cache: cache, observer: observer}
+	for i := range c.kinds {
+		c.kinds[i] = xsync.NewCounter()
+	}
+	for i := range c.outcomes {
+		c.outcomes[i] = xsync.NewCounter()
+	}
+	return c
+}
+
+func (c *counters) emit(e Event) {
+	c.kinds[e.Kind].Inc()
+	if c.observer != nil {
+		e.Cache = c.cache
+		c.observer.Observe(e)
+	}
+}
+
+// got counts a call that ended. It is all that a local hit pays for being counted.
+func (c *counters) got(key string, outcome Outcome, took time.Duration, err error) {
+	c.outcomes[outcome].Inc()
+	if c.observer != nil {
+		c.observer.Observe(Event{Kind: EventGet, Outcome: outcome, Cache: c.cache, Key: key, Duration: took, Err: err})
+	}
+}
+
+// totals are the sums of several counters.
+type totals struct {
+	kinds    [eventKinds]uint64
+	outcomes [outcomes]uint64
+}
+
+func (c *counters) addTo(t *totals) {
+	for i, n := range c.kinds {
+		t.kinds[i] += uint64(n.Value())
+	}
+	for i, n := range c.outcomes {
+		t.outcomes[i] += uint64(n.Value())
+	}
+}
+
+func (t *totals) stats() Stats {
+	s := Stats{
+		Failed:   t.outcomes[OutcomeFailed],
+		Local:    t.outcomes[OutcomeLocal],
+		Remote:   t.outcomes[OutcomeRemote],
+		Stale:    t.outcomes[OutcomeStale],
+		Loaded:   t.outcomes[OutcomeLoaded],
+		Waited:   t.outcomes[OutcomeWaited],
+		Unlocked: t.outcomes[OutcomeUnlocked],
+
+		Coalesced:    t.kinds[EventCoalesced],
+		Loads:        t.kinds[EventLoad],
+		LoadFailures: t.kinds[EventLoadFailed],
+		Abandoned:    t.kinds[EventAbandoned],
+		Refreshes:    t.kinds[EventRefresh],
+		Waits:        t.kinds[EventWait],
+		WaitTimeouts: t.kinds[EventWaitTimeout],
+		Backoffs:     t.kinds[EventBackoff],
+
+		LeasesWon:     t.kinds[EventLeaseWon],
+		LeasesHeld:    t.kinds[EventLeaseHeld],
+		LeasesLost:    t.kinds[EventLeaseLost],
+		LeasesRevoked: t.kinds[EventLeaseRevoked],
+
+		CommitsStored:  t.kinds[EventCommitStored],
+		CommitsRefused: t.kinds[EventCommitRefused],
+		CommitsFailed:  t.kinds[EventCommitFailed],
+
+		BadPayloads:   t.kinds[EventBadPayload],
+		NewerEntries:  t.kinds[EventNewerEntry],
+		Degraded:      t.kinds[EventDegraded],
+		Changes:       t.kinds[EventChange],
+		ChangesFailed: t.kinds[EventChangeFailed],
+		BusLost:       t.kinds[EventBusLost],
+		BusConfirmed:  t.kinds[EventBusConfirmed],
+	}
+	s.Gets = s.Failed + s.Local + s.Remote + s.Stale + s.Loaded + s.Waited + s.Unlocked
+	return s
+}

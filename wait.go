@@ -1,0 +1,115 @@
+package herdgate
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/remote"
+)
+
+const (
+	// askSlack is how long after the told end of a lease it is asked for: a lease is
+	// renewed in time, so that most are not asked for at all.
+	askSlack = 30 * time.Millisecond
+	// netPoll is how often a waiter looks although a wake-up should tell it.
+	netPoll = time.Second
+	// firstPoll is how soon it looks when wake-ups may be lost; the time doubles up to netPoll.
+	firstPoll = 20 * time.Millisecond
+)
+
+// await waits until there may be another entry than the one of version seen (""
+// for none): a wake-up; or rest has passed, and the lease may be asked for again; or
+// a poll finds one that can be served. It returns what it read last. An error is
+// ctx's cause, or that of a read that Redis did not answer.
+func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, seen string, rest time.Duration) (found[V], error) {
+	start := c.gate.now()
+	defer func() {
+		c.events.emit(Event{Kind: EventWait, Key: f.Key(), Duration: c.gate.now() - start})
+	}()
+	var read found[V]
+	ask := time.NewTimer(jittered(rest + askSlack))
+	defer ask.Stop()
+	poll := time.NewTimer(0)
+	defer poll.Stop()
+	for n := 0; ; n++ {
+		f.State.wait()
+		poll.Reset(c.pollAfter(n))
+		woken := false
+		select {
+		case <-f.State.wakeUps():
+			woken = true
+		case <-poll.C:
+		case <-ask.C:
+			return read, nil
+		case <-ctx.Done():
+			return read, context.Cause(ctx)
+		}
+		var err error
+		read, err = c.read(f, keys)
+		if err != nil || woken || read.newer || read.cp != nil && read.seen != seen && read.cp.servable(c.gate.now()) {
+			return read, err
+		}
+	}
+}
+
+// pollAfter is the time until a waiter's poll number n.
+func (c *Cache[V]) pollAfter(n int) time.Duration {
+	if c.gate.gap.current() != inGap {
+		return jittered(netPoll)
+	}
+	return jittered(min(firstPoll<<min(n, 10), netPoll))
+}
+
+// impatient ends a call that has waited for WaitTimeout, or whose gate closes.
+func (c *Cache[V]) impatient(f *flight[V], load LoaderFunc[V], patience context.Context) (Result[V], error) {
+	if f.Context().Err() != nil {
+		return Result[V]{}, context.Cause(f.Context())
+	}
+	c.events.emit(Event{Kind: EventWaitTimeout, Key: f.Key()})
+	if c.policy.AfterWait == LoadAfterWait {
+		if slot, ok := c.gate.trySlot(f.Context()); ok {
+			return c.alone(f, load, slot, false)
+		}
+	}
+	return Result[V]{}, c.failed(f.Key(), context.Cause(patience))
+}
+
+// quietKeys are the keys that are not to be refreshed for a while. The mark of a
+// key counts for the version it was made for: a newer entry may be refreshed.
+type quietKeys struct {
+	mu sync.Mutex
+	m  map[string]quietMark // protected by mu
+}
+
+type quietMark struct {
+	seen  string
+	until time.Duration
+}
+
+func (q *quietKeys) holds(key, seen string, now time.Duration) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	mark, ok := q.m[key]
+	return ok && mark.seen == seen && now < mark.until
+}
+
+// put marks a key, and drops a few marks whose time is over: more than are added,
+// so that the map does not grow past the marks that live.
+func (q *quietKeys) put(key, seen string, until, now time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.m == nil {
+		q.m = map[string]quietMark{}
+	}
+	looked := 0
+	for k, mark := range q.m {
+		if now >= mark.until {
+			delete(q.m, k)
+		}
+		if looked++; looked == 4 {
+			break
+		}
+	}
+	q.m[key] = quietMark{seen: seen, until: until}
+}

@@ -1,0 +1,121 @@
+package herdgate
+
+import "sync"
+
+// stage is what a flight is doing, as far as an invalidation is concerned.
+type stage uint8
+
+const (
+	reading stage = iota // a request is out, or its reply is being used
+	waiting              // nothing is out, and no value is held
+	loading              // the loader runs
+)
+
+// work is the state of a flight that others may touch while it runs.
+type work struct {
+	mu     sync.Mutex // protects the fields below
+	stage  stage
+	woken  chan struct{} // holds one wake-up; made by the first who needs it
+	revoke func()        // cancels the loader; set while it runs
+	lent   bool          // a caller that holds a load slot waits for this flight
+	onLent func()        // ends the wait for a slot; set while there is one
+}
+
+// depart says that a request is about to be sent, and takes the ticket of its
+// reply. An invalidation sees either the flight as reading, and detaches it, or is
+// already counted in the ticket's epoch.
+func (w *work) depart(take func() ticket) ticket {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stage = reading
+	return take()
+}
+
+// load says that the loader runs, until the returned function is called.
+func (w *work) load(revoke func()) (done func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stage, w.revoke = loading, revoke
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.stage, w.revoke = reading, nil
+	}
+}
+
+// wait says that nothing is out any more and no value is held.
+func (w *work) wait() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stage = waiting
+}
+
+// outdate is told of a change of the flight's key. It reports whether the flight is
+// to be detached: what it reads or loads may be from before the change. One that
+// waits has nothing from before, and is woken: the lease it waits for is gone.
+func (w *work) outdate() (detach bool) {
+	w.wake()
+	w.mu.Lock()
+	detach, revoke := w.stage != waiting, w.revoke
+	w.mu.Unlock()
+	if revoke != nil {
+		revoke()
+	}
+	return detach
+}
+
+// wake lets the flight look again, now or when it comes to wait.
+func (w *work) wake() {
+	select {
+	case w.wakeUps() <- struct{}{}:
+	default:
+	}
+}
+
+// wakeUps is where wake-ups arrive.
+func (w *work) wakeUps() chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.woken == nil {
+		w.woken = make(chan struct{}, 1)
+	}
+	return w.woken
+}
+
+// drain forgets a wake-up from before the next request.
+func (w *work) drain() {
+	select {
+	case <-w.wakeUps():
+	default:
+	}
+}
+
+// lend lets the flight load without a slot of its own: a caller who holds one waits
+// for it, and could otherwise wait for itself (I4).
+func (w *work) lend() {
+	w.mu.Lock()
+	w.lent = true
+	end := w.onLent
+	w.mu.Unlock()
+	if end != nil {
+		end()
+	}
+}
+
+// borrow calls end once a slot is lent, or at once if one was, until the returned
+// function is called; that reports whether one was.
+func (w *work) borrow(end func()) (stop func() (lent bool)) {
+	w.mu.Lock()
+	w.onLent = end
+	lent := w.lent
+	w.mu.Unlock()
+	if lent {
+		end()
+	}
+	return func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.onLent = nil
+		return w.lent
+	}
+}

@@ -1,0 +1,159 @@
+package herdgate_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/internal/testutil"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a Redis and the instances of a service around it.
+type world struct {
+	*testing.T
+	connect func(opts ...func(*redis.Options)) *redis.Client
+	virtual bool // in a synctest bubble: time passes when all wait
+}
+
+// everywhere runs a test in virtual time on an embedded Redis, and in real time on
+// a real one.
+func everywhere(t *testing.T, test func(w *world)) {
+	t.Helper()
+	t.Run("virtual", func(t *testing.T) { virtually(t, test) })
+	t.Run("real", func(t *testing.T) { really(t, test) })
+}
+
+func virtually(t *testing.T, test func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		_, connect := testutil.NewBubbleRedis(t)
+		test(&world{T: t, connect: connect, virtual: true})
+	})
+}
+
+func really(t *testing.T, test func(w *world)) {
+	t.Helper()
+	t.Parallel()
+	server := testutil.StartRedis(t)
+	test(&world{T: t, connect: func(opts ...func(*redis.Options)) *redis.Client { return server.Client(t, opts...) }})
+}
+
+// gate opens a gate with a client of its own, as another instance would.
+func (w *world) gate(change ...func(*herdgate.Options)) *herdgate.Gate {
+	w.Helper()
+	options := herdgate.Options{Redis: w.connect(), Namespace: "test"}
+	for _, c := range change {
+		c(&options)
+	}
+	return openGate(w.T, options)
+}
+
+func openGate(t *testing.T, options herdgate.Options) *herdgate.Gate {
+	t.Helper()
+	g, err := herdgate.Open(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return g
+}
+
+// pass lets time pass.
+func (w *world) pass(d time.Duration) {
+	w.Helper()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-w.Context().Done():
+	}
+}
+
+// until waits for a condition, some seconds at most.
+func (w *world) until(what string, cond func() bool) {
+	w.Helper()
+	testutil.Eventually(w, 5*time.Second, cond, what)
+}
+
+// origin is a source of values that counts its loads. Each load returns the number
+// of its load, as a string after the key.
+type origin struct {
+	delay   time.Duration
+	loads   atomic.Int64
+	running atomic.Int64
+	most    atomic.Int64 // most at once
+	mu      sync.Mutex
+	begun   chan struct{} // gets a token as a load begins, if there is room
+}
+
+func newOrigin(delay time.Duration) *origin {
+	return &origin{delay: delay, begun: make(chan struct{}, 1024)}
+}
+
+func (o *origin) load(ctx context.Context, key string) (string, error) {
+	n := o.loads.Add(1)
+	now := o.running.Add(1)
+	defer o.running.Add(-1)
+	for {
+		most := o.most.Load()
+		if now <= most || o.most.CompareAndSwap(most, now) {
+			break
+		}
+	}
+	select {
+	case o.begun <- struct{}{}:
+	default:
+	}
+	timer := time.NewTimer(o.delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return fmt.Sprintf("%s#%d", key, n), nil
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+func newCache[V any](t *testing.T, g *herdgate.Gate, load herdgate.LoaderFunc[V], policy herdgate.Policy, options ...herdgate.Option[V]) *herdgate.Cache[V] {
+	t.Helper()
+	c, err := herdgate.New(g, "things", load, policy, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func get[V any](t *testing.T, c *herdgate.Cache[V], key string) V {
+	t.Helper()
+	v, err := c.Get(t.Context(), key)
+	if err != nil {
+		t.Fatalf("Get(%q): %v", key, err)
+	}
+	return v
+}
+
+// herd calls n times at once and returns the results.
+func herd[V any](t *testing.T, n int, call func() (V, error)) (values []V, errs []error) {
+	t.Helper()
+	values, errs = make([]V, n), make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { values[i], errs[i] = call() })
+	}
+	wg.Wait()
+	return values, errs
+}
