@@ -188,21 +188,24 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		c.events.emit(Event{Kind: EventBadPayload, Key: key, Err: err})
 		return found[V]{seen: seen}, nil
 	}
-	server, err := c.gate.store.ServerNow(ctx)
-	if err != nil {
-		return found[V]{}, err
-	}
 	ms := func(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }
 	l := lifetime{fresh: ms(header.Fresh), hard: ms(header.Hard), early: ms(header.Early)}
-	now := c.gate.now()
-	age := server - time.Duration(min(header.BuiltAt, math.MaxInt64/int64(time.Millisecond)))*time.Millisecond
-	if age < 0 && age > -clockError {
-		age = 0
+	var age time.Duration
+	known := header.BuiltAt > 0
+	if known {
+		server, err := c.gate.store.ServerNow(ctx)
+		if err != nil {
+			return found[V]{}, err
+		}
+		age = server - time.Duration(min(header.BuiltAt, math.MaxInt64/int64(time.Millisecond)))*time.Millisecond
+		known = age > -clockError && age < l.hard
+		age = max(age, 0)
 	}
+	now := c.gate.now()
 	cp := c.made(v, missing, encoded{seen: seen, size: len(payload)}, l, now-age)
-	if age < 0 || age >= l.hard {
+	if !known {
 		// Marked stale by Expire, or stamped by another clock: stale, and for how long
-		// more is not known. That Redis still has it says that it is not over.
+		// more cannot be told. That Redis still has it says that it is not over (I11).
 		cp.built, cp.early, cp.fresh = now-l.hard, now, now
 		cp.hard = now
 		if l.hard > l.fresh {

@@ -130,7 +130,8 @@ func refused(err error) bool {
 // and refreshes that run may finish and commit for at most 5 s, or until ctx ends;
 // then their loaders are cancelled and their leases released. Close returns nil
 // when nothing of the gate runs any more, otherwise an error that says what still
-// does. Further calls do nothing and return what the first returned.
+// does: a loader that ignores its context, or a command that the client holds on to.
+// Further calls do nothing and return what the first returned.
 func (g *Gate) Close(ctx context.Context) error {
 	g.closeOnce.Do(func() { g.closeErr = g.close(ctx) })
 	return g.closeErr
@@ -163,8 +164,9 @@ func (g *Gate) close(ctx context.Context) error {
 		tier.Close()
 	}
 	if err == nil && g.store != nil {
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.options.RedisTimeout)
-		err = g.store.Wait(release)
+		// Commands that were given up on end by the client's own timeouts.
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+		err = g.store.Wait(rest)
 		cancel()
 	}
 	if err != nil {

@@ -110,8 +110,9 @@ type Policy struct {
 
 	// FailureBackoff is the time after a failed load in which nobody in the fleet
 	// tries again. It doubles with each failure in a row up to MaxFailureBackoff. A
-	// call that comes when at most FailureBackoff is left waits for its end;
-	// otherwise it gets a *BackoffError at once. Default 250 ms.
+	// call that comes when at most FailureBackoff, and no more than its WaitTimeout,
+	// is left waits for its end; otherwise it gets a *BackoffError at once. Default
+	// 250 ms.
 	FailureBackoff time.Duration
 
 	// MaxFailureBackoff is the longest back-off. At least FailureBackoff. Default

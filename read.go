@@ -164,6 +164,9 @@ func (c *Cache[V]) own(key string) *copied[V] { return c.copies.Load(key) }
 // degraded serves a call whose Redis does not answer: a local copy inside its hard
 // expiry, as stale, else an unlocked load.
 func (c *Cache[V]) degraded(f *flight[V], load LoaderFunc[V], cause error) (Result[V], error) {
+	if f.Context().Err() != nil { // no fault of Redis: the gate closes
+		return Result[V]{}, context.Cause(f.Context())
+	}
 	c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: cause})
 	if c.copies != nil {
 		now := c.gate.now()

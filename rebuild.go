@@ -3,7 +3,6 @@ package herdgate
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/remote"
@@ -79,11 +78,14 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 		case remote.Failed:
 			// Who waited for the load that failed gets its failure; who comes later
 			// waits out what is left of a short back-off.
-			if !fresh || a.Rest > c.policy.FailureBackoff {
+			if !fresh || a.Rest > min(c.policy.FailureBackoff, until(patience)) {
 				return Result[V]{}, &BackoffError{Cache: c.name, Key: f.Key(), Failures: a.Failures, RetryAfter: a.Rest, Reason: a.Code}
 			}
 			read, err = c.await(patience, f, keys, "", a.Rest)
-		case remote.Held, remote.Cooling:
+		case remote.Held:
+			fresh, outcome = false, OutcomeWaited
+			read, err = c.await(patience, f, keys, "", a.Rest+askSlack)
+		case remote.Cooling:
 			fresh, outcome = false, OutcomeWaited
 			read, err = c.await(patience, f, keys, "", a.Rest)
 		default:
@@ -155,7 +157,7 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 		return r, err
 	}
 	built := c.gate.now()
-	stored, storeErr := c.builds.Commit(f.Context(), keys, remote.Commit{
+	stored, storeErr := c.builds.Commit(context.WithoutCancel(f.Context()), keys, remote.Commit{
 		Claim: a.claim, Cache: c.name, Key: key, Entry: made.entry, PX: life.hard, Interval: c.policy.MinRebuildInterval, Pass: passFor,
 	})
 	switch {
@@ -172,10 +174,11 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 	return r, err
 }
 
-// finish lets a lease go without an entry. If that fails, its TTL ends it.
+// finish lets a lease go without an entry, also when the gate has cancelled the
+// flight. If that fails, its TTL ends it.
 func (c *Cache[V]) finish(f *flight[V], keys remote.Keys, a acquisition, how remote.Finish) {
 	how.Claim, how.Cache, how.Key, how.Interval = a.claim, c.name, f.Key(), c.policy.MinRebuildInterval
-	_, _ = c.builds.Finish(f.Context(), keys, how)
+	_, _ = c.builds.Finish(context.WithoutCancel(f.Context()), keys, how)
 }
 
 // backoff is the time until the next try after one more failure than before.
@@ -249,7 +252,7 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], check
 		slot.release()
 		patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
 		defer cancel()
-		_, err = c.await(patience, f, keys, seen, a.Rest)
+		_, err = c.await(patience, f, keys, seen, a.Rest+askSlack)
 		return err
 	case a.State == remote.Void:
 		return nil
@@ -258,5 +261,8 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], check
 	return nil
 }
 
-// jittered is d, up to a tenth more.
-func jittered(d time.Duration) time.Duration { return d + rand.N(d/10+1) }
+// until is the time left of a ctx that has a deadline.
+func until(ctx context.Context) time.Duration {
+	deadline, _ := ctx.Deadline()
+	return time.Until(deadline)
+}

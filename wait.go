@@ -2,6 +2,7 @@ package herdgate
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -9,9 +10,11 @@ import (
 )
 
 const (
-	// askSlack is how long after the told end of a lease it is asked for: a lease is
-	// renewed in time, so that most are not asked for at all.
+	// askSlack is how long after the told end of a lease it is asked for: it was
+	// renewed meanwhile, or its load ends just then, and the wake-up saves the question.
 	askSlack = 30 * time.Millisecond
+	// askSpread is over how long the waiting processes spread what they ask.
+	askSpread = 20 * time.Millisecond
 	// netPoll is how often a waiter looks although a wake-up should tell it.
 	netPoll = time.Second
 	// firstPoll is how soon it looks when wake-ups may be lost; the time doubles up to netPoll.
@@ -28,7 +31,7 @@ func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, se
 		c.events.emit(Event{Kind: EventWait, Key: f.Key(), Duration: c.gate.now() - start})
 	}()
 	var read found[V]
-	ask := time.NewTimer(jittered(rest + askSlack))
+	ask := time.NewTimer(rest + rand.N(askSpread))
 	defer ask.Stop()
 	poll := time.NewTimer(0)
 	defer poll.Stop()
@@ -53,12 +56,13 @@ func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, se
 	}
 }
 
-// pollAfter is the time until a waiter's poll number n.
+// pollAfter is the time until a waiter's poll number n, up to a tenth more.
 func (c *Cache[V]) pollAfter(n int) time.Duration {
-	if c.gate.gap.current() != inGap {
-		return jittered(netPoll)
+	d := netPoll
+	if c.gate.gap.current() == inGap {
+		d = min(firstPoll<<min(n, 10), netPoll)
 	}
-	return jittered(min(firstPoll<<min(n, 10), netPoll))
+	return d + rand.N(d/10)
 }
 
 // impatient ends a call that has waited for WaitTimeout, or whose gate closes.

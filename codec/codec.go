@@ -7,8 +7,9 @@ import "errors"
 
 // Codec encodes and decodes the values of a cache. Its methods are called by many goroutines at once.
 type Codec interface {
-	// ID is stored in each entry, and an entry with another id is never decoded: it is rebuilt. It must not change
-	// while entries live. 0 is invalid, 1 to 63 belong to herdgate, 64 to 255 to services (see [FirstUserID]).
+	// ID is stored in each entry, and an entry with another id is never decoded: it is rebuilt. So instances of one
+	// cache with different codecs would replace each other's entries: raise the cache's schema version when you
+	// change its codec. 0 is invalid, 1 to 63 belong to herdgate, 64 to 255 to services (see [FirstUserID]).
 	ID() byte
 
 	// Name is the codec's name in errors and metrics, such as "msgpack".

@@ -86,7 +86,7 @@ func heldAfter(data []byte, v any) (float64, error) {
 }
 
 func TestTheFootprintOfAnyTypeIsFoundInTime(t *testing.T) {
-	type endless [1 << 20][1 << 20][1 << 20]struct{}
+	type endless [1 << 14][1 << 14]*leaf
 	type mutual struct {
 		M map[string]*mutual
 		S [][]mutual

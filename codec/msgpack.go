@@ -10,7 +10,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// The limits of [Msgpack]. Marshal keeps them too: what it stores, Unmarshal reads.
+// The limits of [Msgpack]. Marshal keeps them too: what it encodes, Unmarshal reads into a value of the same type.
 const (
 	// MaxSize is the longest payload, in bytes.
 	MaxSize = 64 << 20

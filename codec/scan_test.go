@@ -25,6 +25,32 @@ func TestScanCountsElementsPairsAndExtensions(t *testing.T) {
 	}
 }
 
+func TestScanNamesTheReasonOfARefusal(t *testing.T) {
+	for _, c := range []struct {
+		name, data string
+		want       error
+	}{
+		{"nothing", "", errTruncated},
+		{"cut scalar", "\xcb\x00", errTruncated},
+		{"cut length", "\xda\x00", errTruncated},
+		{"cut id of an extension", "\xd4", errTruncated},
+		{"missing element", "\x92\x01", errTruncated},
+		{"missing value", "\x81\x01", errTruncated},
+		{"cut text", "\xa2x", errLength},
+		{"cut extension", "\xd5\x01\x00", errLength},
+		{"length beyond any payload", "\xdd\xff\xff\xff\xff", errLength},
+		{"two values", "\xc0\xc0", errTrailing},
+		{"unused code", "\xc1", errReserved},
+		{"reference to an interned string", "\xd4\x80\x00", errInterned},
+		// The Decoder that wants a map would take the next value for the extension's contents, and so nest siblings.
+		{"empty extension", "\xc7\x00\x01", errEmptyExt},
+	} {
+		if _, err := scan([]byte(c.data)); !errors.Is(err, c.want) {
+			t.Errorf("%s: err = %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
 func TestScanAcceptsMaxDepthAndNoMore(t *testing.T) {
 	nested := func(depth int) []byte {
 		data := make([]byte, depth, depth+1)

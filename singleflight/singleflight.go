@@ -27,7 +27,7 @@ type Group[K comparable, S, V any] struct {
 	// detached, so all but the newest are: at most the newest can be joined.
 	flights map[K]*Flight[K, S, V]
 
-	running int           // flights that have not published yet
+	running int           // flights in the chains of flights
 	idle    chan struct{} // closed when running falls to 0; nil while nobody waits for that
 }
 
@@ -100,9 +100,10 @@ func (g *Group[K, S, V]) All(visit func(*Flight[K, S, V])) {
 }
 
 // Wait returns nil once no flight runs, detached ones included, or ctx.Err() when
-// ctx ends first. A flight started while Wait waits is waited for too, so the
-// owner who shuts down stops starting flights first. It must not be called from
-// inside a flight, which would wait for itself.
+// ctx ends first. The functions have returned by then; their waiters may still be
+// about to wake. A flight started while Wait waits is waited for too, so the owner
+// who shuts down stops starting flights first. Wait must not be called from inside
+// a flight, which would wait for itself.
 func (g *Group[K, S, V]) Wait(ctx context.Context) error {
 	g.mu.Lock()
 	if g.running == 0 {
@@ -138,17 +139,14 @@ func (g *Group[K, S, V]) run(f *Flight[K, S, V], fn func(*Flight[K, S, V]) (V, e
 func (g *Group[K, S, V]) finish(f *Flight[K, S, V]) {
 	g.mu.Lock()
 	g.unlink(f)
-	g.mu.Unlock()
-
-	close(f.done)
-
-	g.mu.Lock()
 	g.running--
 	if g.running == 0 && g.idle != nil {
 		close(g.idle)
 		g.idle = nil
 	}
 	g.mu.Unlock()
+
+	close(f.done)
 }
 
 // unlink takes f, and only f, out of its key's chain. The caller holds g.mu.

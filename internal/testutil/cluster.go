@@ -27,9 +27,12 @@ func StartCluster(tb testing.TB) *Cluster {
 	c := &Cluster{}
 	for range 3 {
 		// The bus is by default at port+10000, which may not exist or be taken.
-		c.Nodes = append(c.Nodes, StartRedis(tb,
-			"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
-			"--cluster-port", strconv.Itoa(freePort(tb))))
+		c.Nodes = append(c.Nodes, startRedis(tb, func() []string {
+			return []string{
+				"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+				"--cluster-port", strconv.Itoa(freePort(tb)),
+			}
+		}))
 	}
 	ctx, cancel := bounded(tb, clusterStart)
 	defer cancel()

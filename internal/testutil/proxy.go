@@ -392,7 +392,7 @@ func (c *proxyConn) forwardReplies() {
 func (c *proxyConn) expect(request []byte, v verdict) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if true {
+	if c.stream = c.stream || subscribes(request); !c.stream {
 		c.pending = append(c.pending, v)
 	}
 }

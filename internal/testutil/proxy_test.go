@@ -16,18 +16,28 @@ import (
 	"github.com/herdgate/herdgate/internal/testutil"
 )
 
-// proxied returns a server, a proxy before it, a client of the server itself, and
-// a func that opens clients through the proxy that try once and give up early.
-func proxied(t *testing.T) (p *testutil.Proxy, direct *redis.Client, through func() *redis.Client) {
+// patient and hasty clients try once. A hasty one is for commands whose reply is
+// not to come: it gives up early, though not so early that a busy machine could
+// keep it from sending.
+func patient(t *testing.T, addr string) *redis.Client {
+	t.Helper()
+	return testutil.NewClient(t, addr, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
+}
+
+const haste = 500 * time.Millisecond
+
+func hasty(t *testing.T, addr string) *redis.Client {
+	t.Helper()
+	return testutil.NewClient(t, addr, func(o *redis.Options) {
+		o.MaxRetries, o.DialerRetries, o.ReadTimeout = -1, 1, haste
+	})
+}
+
+// proxied returns a server's proxy and a client that goes past it.
+func proxied(t *testing.T) (*testutil.Proxy, *redis.Client) {
 	t.Helper()
 	r := testutil.StartRedis(t)
-	p = testutil.NewProxy(t, r.Addr())
-	return p, r.Client(t), func() *redis.Client {
-		return testutil.NewClient(t, p.Addr(), func(o *redis.Options) {
-			o.MaxRetries, o.DialerRetries = -1, 1
-			o.ReadTimeout = 100 * time.Millisecond
-		})
-	}
+	return testutil.NewProxy(t, r.Addr()), r.Client(t)
 }
 
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
@@ -70,8 +80,9 @@ func TestAProxyForwardsEveryKindOfReply(t *testing.T) {
 }
 
 func TestASwallowedReplyLeavesTheCommandApplied(t *testing.T) {
-	p, direct, through := proxied(t)
-	rdb := through()
+	t.Parallel()
+	p, direct := proxied(t)
+	rdb := hasty(t, p.Addr())
 	p.SwallowReplies(testutil.Command("SET"), 1)
 	if err := rdb.Set(t.Context(), "k", "v", 0).Err(); !isTimeout(err) {
 		t.Errorf("SET with its reply swallowed returns %v, want a timeout", err)
@@ -79,13 +90,14 @@ func TestASwallowedReplyLeavesTheCommandApplied(t *testing.T) {
 	if got := direct.Get(t.Context(), "k").Val(); got != "v" {
 		t.Errorf("the server has %q, want v: the command was to be applied", got)
 	}
-	must(t, rdb.Set(t.Context(), "k", "w", 0).Err())
+	must(t, patient(t, p.Addr()).Set(t.Context(), "k", "w", 0).Err())
 }
 
 func TestASwallowedReplyInAPipelineIsNotTakenForAnother(t *testing.T) {
-	p, direct, through := proxied(t)
+	t.Parallel()
+	p, direct := proxied(t)
 	p.SwallowReplies(testutil.Containing("second"), 1)
-	pipe := through().Pipeline()
+	pipe := hasty(t, p.Addr()).Pipeline()
 	first, second, third := pipe.Incr(t.Context(), "first"), pipe.Incr(t.Context(), "second"), pipe.IncrBy(t.Context(), "third", 7)
 	if _, err := pipe.Exec(t.Context()); !isTimeout(err) {
 		t.Errorf("the pipeline returns %v, want a timeout", err)
@@ -99,21 +111,40 @@ func TestASwallowedReplyInAPipelineIsNotTakenForAnother(t *testing.T) {
 }
 
 func TestADroppedRequestIsNotApplied(t *testing.T) {
-	p, direct, through := proxied(t)
-	rdb := through()
-	p.DropRequests(testutil.Containing("k"), 1)
+	t.Parallel()
+	p, direct := proxied(t)
+	rdb := hasty(t, p.Addr())
+	p.DropRequests(testutil.Command("SET"), 1)
 	if err := rdb.Set(t.Context(), "k", "v", 0).Err(); !isTimeout(err) {
 		t.Errorf("a dropped SET returns %v, want a timeout", err)
 	}
-	must(t, rdb.Set(t.Context(), "k2", "v", 0).Err()) // arrives after what was dropped
+	must(t, patient(t, p.Addr()).Set(t.Context(), "k2", "v", 0).Err()) // arrives after what was dropped
 	if n := direct.Exists(t.Context(), "k").Val(); n != 0 {
 		t.Error("a dropped SET was applied")
 	}
 }
 
+func TestWhatFollowsADroppedRequestOnItsConnectionIsLostToo(t *testing.T) {
+	t.Parallel()
+	p, direct := proxied(t)
+	p.DropRequests(testutil.Containing("second"), 1)
+	pipe := hasty(t, p.Addr()).Pipeline()
+	for _, key := range []string{"first", "second", "third"} {
+		pipe.Set(t.Context(), key, "v", 0)
+	}
+	if _, err := pipe.Exec(t.Context()); !isTimeout(err) {
+		t.Errorf("the pipeline returns %v, want a timeout", err)
+	}
+	must(t, patient(t, p.Addr()).Ping(t.Context()).Err())
+	if got := direct.Exists(t.Context(), "first", "second", "third").Val(); got != 1 {
+		t.Errorf("of the pipeline %d commands were applied, want the first alone", got)
+	}
+}
+
 func TestADuplicatedRequestIsAppliedTwiceAndAnsweredOnce(t *testing.T) {
-	p, _, through := proxied(t)
-	rdb := through()
+	t.Parallel()
+	p, _ := proxied(t)
+	rdb := patient(t, p.Addr())
 	p.DuplicateRequests(testutil.Command("INCR"), 1)
 	for i, want := range []int64{1, 3} {
 		if got := rdb.Incr(t.Context(), "n").Val(); got != want {
@@ -123,8 +154,9 @@ func TestADuplicatedRequestIsAppliedTwiceAndAnsweredOnce(t *testing.T) {
 }
 
 func TestADelayedReplyComesAfterItsDelay(t *testing.T) {
-	p, _, _ := proxied(t)
-	rdb := testutil.NewClient(t, p.Addr())
+	t.Parallel()
+	p, _ := proxied(t)
+	rdb := patient(t, p.Addr())
 	must(t, rdb.Ping(t.Context()).Err())
 	const delay = 50 * time.Millisecond
 	p.DelayReplies(testutil.Command("GET"), delay)
@@ -137,26 +169,48 @@ func TestADelayedReplyComesAfterItsDelay(t *testing.T) {
 }
 
 func TestAHeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
-	p, direct, through := proxied(t)
-	rdb := through()
+	t.Parallel()
+	p, direct := proxied(t)
+	rdb := hasty(t, p.Addr())
 	release := p.HoldRequests(testutil.Containing("late"), 1)
 	if err := rdb.Set(t.Context(), "k", "late", 0).Err(); !isTimeout(err) {
 		t.Errorf("a held SET returns %v, want a timeout", err)
 	}
-	must(t, rdb.Set(t.Context(), "k", "early", 0).Err())
 	must(t, rdb.Close())
+	must(t, patient(t, p.Addr()).Set(t.Context(), "k", "early", 0).Err())
 	release()
 	release()
 	testutil.Eventually(t, patience, func() bool { return direct.Get(t.Context(), "k").Val() == "late" },
 		"the held SET is applied after the one sent later")
 }
 
+func TestAHeldRequestArrivesThoughRepliesBeforeItMissedTheirClient(t *testing.T) {
+	t.Parallel()
+	p, direct := proxied(t)
+	p.DelayReplies(testutil.Command("GET"), haste*2/3) // the client leaves after the first
+	release := p.HoldRequests(testutil.Containing("late"), 1)
+	rdb := hasty(t, p.Addr())
+	pipe := rdb.Pipeline()
+	for range 3 {
+		pipe.Get(t.Context(), "k")
+	}
+	pipe.Set(t.Context(), "k", "late", 0)
+	if _, err := pipe.Exec(t.Context()); !isTimeout(err) {
+		t.Errorf("the pipeline returns %v, want a timeout", err)
+	}
+	must(t, rdb.Close())
+	time.AfterFunc(2*haste, release) // when the other replies have found no client
+	testutil.Eventually(t, patience, func() bool { return direct.Get(t.Context(), "k").Val() == "late" },
+		"the held SET is applied")
+}
+
 func TestACutProxyRefusesConnectionsUntilItResumes(t *testing.T) {
-	p, _, through := proxied(t)
-	rdb := through()
+	t.Parallel()
+	p, _ := proxied(t)
+	rdb := patient(t, p.Addr())
 	must(t, rdb.Ping(t.Context()).Err())
 	p.Cut()
-	if err := through().Ping(t.Context()).Err(); !errors.Is(err, syscall.ECONNREFUSED) {
+	if err := patient(t, p.Addr()).Ping(t.Context()).Err(); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a new connection to a cut proxy: %v, want connection refused", err)
 	}
 	if err := rdb.Ping(t.Context()).Err(); err == nil {
@@ -168,9 +222,10 @@ func TestACutProxyRefusesConnectionsUntilItResumes(t *testing.T) {
 }
 
 func TestAFrozenProxyForwardsWhatWasSentWhenThawed(t *testing.T) {
-	p, direct, through := proxied(t)
-	rdb := through()
-	must(t, rdb.Ping(t.Context()).Err())
+	t.Parallel()
+	p, direct := proxied(t)
+	rdb := hasty(t, p.Addr())
+	must(t, rdb.Ping(t.Context()).Err()) // so that the SET below needs no handshake
 	p.Freeze()
 	if err := rdb.Set(t.Context(), "k", "v", 0).Err(); !isTimeout(err) {
 		t.Errorf("SET through a frozen proxy returns %v, want a timeout", err)
@@ -186,7 +241,7 @@ func TestAFrozenProxyForwardsWhatWasSentWhenThawed(t *testing.T) {
 func TestAMessageCanBeLostAndTheNextArrives(t *testing.T) {
 	for name, protocol := range map[string]int{"RESP2": 2, "RESP3": 3} {
 		t.Run(name, func(t *testing.T) {
-			p, direct, _ := proxied(t)
+			p, direct := proxied(t)
 			rdb := testutil.NewClient(t, p.Addr(), func(o *redis.Options) { o.Protocol = protocol })
 			sub := rdb.Subscribe(t.Context(), "a", "b")
 			defer mustClose(t, sub)
@@ -215,7 +270,7 @@ func TestAMessageCanBeLostAndTheNextArrives(t *testing.T) {
 func TestFaultsOfRepliesDoNotTouchStreams(t *testing.T) {
 	for name, protocol := range map[string]int{"RESP2": 2, "RESP3": 3} {
 		t.Run(name, func(t *testing.T) {
-			p, _, _ := proxied(t)
+			p, _ := proxied(t)
 			p.SwallowReplies(testutil.Command("subscribe", "ping"), -1)
 			rdb := testutil.NewClient(t, p.Addr(), func(o *redis.Options) { o.Protocol = protocol })
 			sub := rdb.Subscribe(t.Context(), "a")
@@ -230,8 +285,9 @@ func TestFaultsOfRepliesDoNotTouchStreams(t *testing.T) {
 }
 
 func TestAPushBetweenRepliesIsNotTakenForOne(t *testing.T) {
-	p, _, through := proxied(t)
-	conn := through().Conn()
+	t.Parallel()
+	p, _ := proxied(t)
+	conn := hasty(t, p.Addr()).Conn()
 	defer mustClose(t, conn)
 	must(t, conn.Do(t.Context(), "CLIENT", "TRACKING", "ON").Err())
 	p.SwallowReplies(testutil.Containing("last"), 1)
@@ -249,8 +305,9 @@ func TestAPushBetweenRepliesIsNotTakenForOne(t *testing.T) {
 }
 
 func TestACounterSeesOnlyWhatMatches(t *testing.T) {
-	p, _, through := proxied(t)
-	rdb := through()
+	t.Parallel()
+	p, _ := proxied(t)
+	rdb := patient(t, p.Addr())
 	gets := p.Count(testutil.Command("get"))
 	all := p.Count(nil)
 	for i := range 10 {
@@ -265,6 +322,7 @@ func TestACounterSeesOnlyWhatMatches(t *testing.T) {
 }
 
 func TestAProxyInFrontOfNothingClosesConnections(t *testing.T) {
+	t.Parallel()
 	r := testutil.StartRedis(t)
 	p := testutil.NewProxy(t, r.Addr())
 	r.Kill()
@@ -279,12 +337,13 @@ func TestAProxyInFrontOfNothingClosesConnections(t *testing.T) {
 // Every control while many clients are at work: for the race detector, and for
 // replies that would reach the wrong request.
 func TestControlsAreSafeWhileClientsAreAtWork(t *testing.T) {
-	p, _, through := proxied(t)
+	t.Parallel()
+	p, _ := proxied(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for i := range 8 {
 		key := strconv.Itoa(i)
-		rdb := through()
+		rdb := hasty(t, p.Addr())
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				if got, err := rdb.Echo(ctx, key).Result(); err == nil && got != key {

@@ -28,19 +28,28 @@ type Redis struct {
 	bin     string
 	dir     string
 	port    int
-	args    []string
+	args    []string // beside those every server gets
 	process *process // nil while killed
 }
 
 // StartRedis starts a redis-server on a free loopback port and returns once it
 // answers. It is killed when the test ends. Not for use inside a synctest bubble:
 // real sockets stop a bubble's clock, see [NewBubbleRedis].
-func StartRedis(tb testing.TB, extraArgs ...string) *Redis {
+//
+// args are further options of the server, as on its command line.
+func StartRedis(tb testing.TB, args ...string) *Redis {
 	tb.Helper()
-	r := &Redis{tb: tb, bin: findTool(tb, "redis-server"), dir: tb.TempDir(), args: extraArgs}
+	return startRedis(tb, func() []string { return args })
+}
+
+// startRedis asks for the arguments at each attempt: they may name a port that
+// was free and is no longer.
+func startRedis(tb testing.TB, args func() []string) *Redis {
+	tb.Helper()
+	r := &Redis{tb: tb, bin: findTool(tb, "redis-server"), dir: tb.TempDir()}
 	tb.Cleanup(r.Kill)
 	for range serverAttempts {
-		r.port = freePort(tb)
+		r.port, r.args = freePort(tb), args()
 		if r.start() == nil {
 			return r
 		}
@@ -87,12 +96,9 @@ func (r *Redis) Restart() {
 	r.Kill()
 	var err error
 	// Another process may hold the port for a moment as its outgoing port.
-	for range serverAttempts {
-		if err = r.start(); err == nil {
-			return
-		}
+	if !poll(serverStart, func() bool { err = r.start(); return err == nil }) {
+		r.tb.Fatalf("redis-server does not come back at %s: %v; its log ends:\n%s", r.Addr(), err, r.logTail())
 	}
-	r.tb.Fatalf("redis-server does not come back at %s: %v; its log ends:\n%s", r.Addr(), err, r.logTail())
 }
 
 // Freeze stops the server's process with SIGSTOP: connections stay open and
@@ -233,11 +239,16 @@ func freePort(tb testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
+// listen listens on addr. Another process may hold the port for a moment as its
+// outgoing port.
 func listen(tb testing.TB, addr string) net.Listener {
 	tb.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(tb.Context(), "tcp", addr)
-	if err != nil {
+	var (
+		lc  net.ListenConfig
+		l   net.Listener
+		err error
+	)
+	if !poll(serverStart, func() bool { l, err = lc.Listen(detached(tb), "tcp", addr); return err == nil }) {
 		tb.Fatalf("no listener on %s: %v", addr, err)
 	}
 	return l

@@ -76,7 +76,7 @@ func TestTheStoredFormIsTheOneOfTheGoldenFiles(t *testing.T) {
 			entry := Append(nil, c.header, []byte(c.payload))
 			path := filepath.Join("testdata", c.file)
 			if *update {
-				if err := os.WriteFile(path, []byte(hex.Dump(entry)), 0o600); err != nil {
+				if err := os.WriteFile(path, []byte(hex.Dump(entry)), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}

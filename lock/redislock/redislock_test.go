@@ -1,7 +1,9 @@
 package redislock_test
 
 import (
+	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -10,7 +12,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/internal/testutil"
 	"github.com/herdgate/herdgate/lock"
@@ -18,7 +19,9 @@ import (
 	"github.com/herdgate/herdgate/lock/redislock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	os.Exit(testutil.Main(m, map[string]testutil.Role{"holder": holder}))
+}
 
 func newBackend(tb testing.TB, client redis.UniversalClient, opts redislock.Options) *redislock.Backend {
 	tb.Helper()
@@ -278,4 +281,79 @@ func TestACloseLeavesWaitersToPolling(t *testing.T) {
 		must(t, held.Unlock(t.Context()))
 		wg.Wait()
 	})
+}
+
+// holderReport is what the holder process tells its parent.
+type holderReport struct {
+	Lost   bool
+	Unlock string // error of the unlock
+}
+
+// holder is a process that holds the lock until it has lost it.
+func holder(ctx context.Context, args testutil.Args) error {
+	client := redis.NewClient(&redis.Options{Addr: args["addr"]})
+	defer func() { _ = client.Close() }()
+	backend, err := redislock.New(client, redislock.Options{Namespace: "test"})
+	if err != nil {
+		return err
+	}
+	defer backend.Close()
+	renewed := make(chan struct{}, 1024)
+	engine, err := lock.New(backend, lock.Options{TTL: time.Second, Monitor: func(e lock.Event) {
+		if e.Kind == lock.Renewed {
+			renewed <- struct{}{}
+		}
+	}})
+	if err != nil {
+		return err
+	}
+	lease, err := engine.TryLock(ctx, "job")
+	if err != nil {
+		return err
+	}
+	<-renewed // the watchdog is at work
+	if err := testutil.Emit(holderReport{}); err != nil {
+		return err
+	}
+	select {
+	case <-lease.Done():
+	case <-ctx.Done():
+	}
+	report := holderReport{Lost: errors.Is(lease.Err(), lock.ErrLost)}
+	if err := lease.Unlock(ctx); err != nil {
+		report.Unlock = err.Error()
+	}
+	return testutil.Emit(report)
+}
+
+func TestAHolderThatWasFrozenKnowsThatItLostAndHarmsNobody(t *testing.T) {
+	server := testutil.StartRedis(t)
+	engine := newEngine(t, newBackend(t, server.Client(t), redislock.Options{}), lock.Options{TTL: time.Minute})
+	child := testutil.Spawn(t, "holder", testutil.Args{"addr": server.Addr()})
+	var report holderReport
+	child.Next(30*time.Second, &report)
+
+	child.Freeze()
+	next, err := engine.Lock(t.Context(), "job")
+	must(t, err)
+	child.Thaw()
+	child.Next(30*time.Second, &report)
+	if !report.Lost || !strings.Contains(report.Unlock, lock.ErrNotHeld.Error()) {
+		t.Errorf("the thawed holder says %+v, want that it lost the lock and its unlock found it not held", report)
+	}
+	must(t, next.Extend(t.Context(), time.Minute)) // the next still holds it
+	must(t, next.Unlock(t.Context()))
+	must(t, child.Wait(30*time.Second))
+}
+
+func TestAHolderThatWasKilledLeavesTheLockAfterItsTTL(t *testing.T) {
+	server := testutil.StartRedis(t)
+	engine := newEngine(t, newBackend(t, server.Client(t), redislock.Options{}), lock.Options{})
+	child := testutil.Spawn(t, "holder", testutil.Args{"addr": server.Addr()})
+	var report holderReport
+	child.Next(30*time.Second, &report)
+	child.Kill()
+	lease, err := engine.Lock(t.Context(), "job")
+	must(t, err)
+	must(t, lease.Unlock(t.Context()))
 }

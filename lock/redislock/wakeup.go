@@ -100,11 +100,12 @@ func (w *wakeUps) receive(ctx context.Context, pubsub *redis.PubSub) {
 		case *redis.Message:
 			w.waiters.Wake(m.Payload)
 		case *redis.Subscription:
-			if !confirmed {
-				confirmed = true
-				close(w.subscribed)
+			if confirmed {
+				w.waiters.WakeAll() // releases since the connection broke were not heard
+				continue
 			}
-			w.waiters.WakeAll() // releases before it were not heard
+			confirmed = true
+			close(w.subscribed)
 		}
 	}
 }

@@ -1,0 +1,190 @@
+package local
+
+import (
+	"hash/maphash"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/puzpuzpuz/xsync/v4"
+)
+
+// sampling is how many loads, hit or miss, stand behind one that the policy is
+// told of. Hits and misses must be sampled alike: the policy weighs a new key's
+// misses against the hits of those it would evict for it.
+const sampling = 16
+
+// A Map is one cache's part of a [Tier]. C is the content of an entry, shared by
+// everybody who loads it and never changed after it was stored.
+//
+// Load and Len may be called concurrently with everything. Callers serialise
+// Store and Delete of one key.
+type Map[C any] struct {
+	tier  *Tier
+	index *xsync.Map[string, *slot[C]]
+	seed  maphash.Seed // its own for each map, so that equal keys of two caches differ for the policy
+	count atomic.Int64 // of slots with a content
+}
+
+// NewMap returns an empty map in t.
+func NewMap[C any](t *Tier) *Map[C] {
+	return &Map[C]{tier: t, index: xsync.NewMap[string, *slot[C]](), seed: maphash.MakeSeed()}
+}
+
+// Load returns the content last stored for key, or nil. It does not allocate or
+// wait. Expiry is the content's: who finds an expired one deletes it.
+func (m *Map[C]) Load(key string) *C {
+	if rand.Uint32()%sampling == 0 {
+		m.tier.touch(m.hash(key))
+	}
+	if s, ok := m.index.Load(key); ok {
+		return s.content.Load()
+	}
+	return nil
+}
+
+// Store makes c the content of key at once, unless there is no room for it. cost
+// is the size of c in bytes; the key and the bookkeeping are added to it.
+//
+// There is no room while the policy is too far behind with what was stored
+// before, or where it is closed; a new entry may also be rejected or evicted any
+// time later. An older content of the key is gone in every case.
+func (m *Map[C]) Store(key string, c *C, cost int64) {
+	t := m.tier
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return
+	}
+	cost = m.fullCost(key, cost)
+	if s, ok := m.index.Load(key); ok && s.replace(c, cost) {
+		return
+	}
+	// There is no slot, or the policy has just dropped it and its removal from
+	// the index is under way: that removes the dropped one only.
+	if !t.reserve(cost) {
+		t.dropped.Add(1)
+		return
+	}
+	key = strings.Clone(key) // the caller's may be a small part of something large
+	s := &slot[C]{owner: m, key: key, cost: cost}
+	s.setContent(c)
+	m.index.Store(key, s)
+	if !t.policy.Set(m.hash(key), s, 0) { // its buffer is full
+		s.evict()
+		t.dropped.Add(1)
+	}
+}
+
+// Delete removes the content of key. The slot stays, empty and at little cost,
+// for the content that mostly follows; else it is the first to be evicted.
+func (m *Map[C]) Delete(key string) {
+	t := m.tier
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return
+	}
+	if s, ok := m.index.Load(key); ok {
+		s.replace(nil, m.fullCost(key, 0))
+	}
+}
+
+// Len returns the number of entries with a content.
+func (m *Map[C]) Len() int { return int(m.count.Load()) }
+
+func (m *Map[C]) hash(key string) uint64 { return maphash.String(m.seed, key) }
+
+func (m *Map[C]) fullCost(key string, cost int64) int64 {
+	// What exceeds the limit exceeds it by however much.
+	return min(max(cost, 0), m.tier.limit) + int64(len(key)) + perEntry
+}
+
+// A slot is the place of one key in an index. The policy decides over the slot;
+// its content comes and goes without the policy's knowledge, only the cost is told.
+type slot[C any] struct {
+	content atomic.Pointer[C] // written under mu
+	owner   *Map[C]
+	key     string
+
+	// mu is the innermost lock but for those inside ristretto's Get and Set; they
+	// never wait for its callbacks. It is not held while the index is changed.
+	mu      sync.Mutex
+	cost    int64 // what is reserved for the slot
+	told    int64 // the cost that the policy reckons with; 0 until it has asked
+	evicted bool  // final: such a slot has no content and is never used again
+}
+
+// replace gives the slot another content, nil for none. It is false if the slot
+// was evicted. The caller holds tier.mu for reading.
+func (s *slot[C]) replace(c *C, cost int64) bool {
+	t := s.owner.tier
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.evicted {
+		return false
+	}
+	if !t.reserve(cost - s.cost) {
+		t.dropped.Add(1)
+		c, cost = nil, min(s.cost, s.owner.fullCost(s.key, 0))
+		t.reserve(cost - s.cost)
+	}
+	s.cost = cost
+	s.setContent(c)
+	if s.cost == s.told {
+		return true
+	}
+	// A Set of a slot that waits for its admission would end as its rejection;
+	// that slot is still going to be asked for its cost.
+	hash := s.owner.hash(s.key)
+	if admitted, ok := t.policy.Get(hash); ok && admitted == evictable(s) {
+		t.policy.Set(hash, s, 0)
+	}
+	return true
+}
+
+// setContent keeps the counts. The caller holds s.mu, or nobody else knows s yet.
+func (s *slot[C]) setContent(c *C) {
+	var n int64
+	if c != nil {
+		n++
+	}
+	if s.content.Swap(c) != nil {
+		n--
+	}
+	s.owner.count.Add(n)
+	s.owner.tier.entries.Add(n)
+}
+
+func (s *slot[C]) tellCost() (int64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = s.cost
+	return s.cost, !s.evicted
+}
+
+func (s *slot[C]) evict() bool {
+	s.mu.Lock()
+	if s.evicted {
+		s.mu.Unlock()
+		return false
+	}
+	s.evicted = true
+	s.setContent(nil)
+	s.owner.tier.reserve(-s.cost)
+	s.cost = 0
+	s.mu.Unlock()
+	s.unindex()
+	return true
+}
+
+// unindex removes the slot, but not a newer one that its key may have by now.
+func (s *slot[C]) unindex() {
+	s.owner.index.Compute(s.key, func(current *slot[C], _ bool) (*slot[C], xsync.ComputeOp) {
+		if current == s {
+			return nil, xsync.DeleteOp
+		}
+		return current, xsync.CancelOp
+	})
+}

@@ -1,0 +1,377 @@
+package herdgate_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/singleflight"
+)
+
+func TestAPanicInALoaderReachesAllCallersAndTheNextCallLoads(t *testing.T) { // C1
+	everywhere(t, func(w *world) {
+		var loads atomic.Int64
+		c := newCache(w.T, w.gate(), func(context.Context, string) (string, error) {
+			if loads.Add(1) == 1 {
+				panic("boom")
+			}
+			return "fine", nil
+		}, herdgate.Policy{})
+		_, errs := herd(w.T, 20, func() (string, error) { return c.Get(w.Context(), "k") })
+		for _, err := range errs {
+			p, ok := errors.AsType[*singleflight.PanicError](err)
+			if !ok || p.Value != "boom" || !strings.Contains(string(p.Stack), "load_test.go") {
+				w.Fatalf("got %v, want the panic and its stack", err)
+			}
+			l, ok := errors.AsType[*herdgate.LoadError](err)
+			if !ok || l.Cache != "things" || l.Key != "k" {
+				w.Fatalf("got %v, want the key in it", err)
+			}
+		}
+		if b, _ := w.connect().Get(w.Context(), "test:b:things:{k}").Result(); strings.HasPrefix(b, "L") {
+			w.Errorf("the lease is still there: %q", b)
+		}
+		if v := get(w.T, c, "k"); v != "fine" {
+			w.Errorf("next call got %q", v)
+		}
+	})
+}
+
+func TestGoexitInALoaderIsAnErrorForAllWaiters(t *testing.T) { // C2
+	everywhere(t, func(w *world) {
+		c := newCache(w.T, w.gate(), func(context.Context, string) (string, error) {
+			runtime.Goexit()
+			return "", nil
+		}, herdgate.Policy{})
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		_, errs := herd(w.T, 5, func() (string, error) { return c.Get(ctx, "k") })
+		for _, err := range errs {
+			if !errors.Is(err, singleflight.ErrGoexit) {
+				w.Errorf("got %v", err)
+			}
+		}
+	})
+}
+
+func TestAPanicInARefreshLeavesTheStaleValue(t *testing.T) { // C3
+	everywhere(t, func(w *world) {
+		var loads atomic.Int64
+		c := newCache(w.T, w.gate(), func(context.Context, string) (string, error) {
+			if loads.Add(1) > 1 {
+				panic("boom")
+			}
+			return "old", nil
+		}, herdgate.Policy{TTL: 100 * time.Millisecond, Stale: time.Minute})
+		get(w.T, c, "k")
+		w.pass(120 * time.Millisecond)
+		w.until("the failure is counted", func() bool {
+			return get(w.T, c, "k") == "old" && c.Stats().LoadFailures == 1
+		})
+		for range 20 {
+			get(w.T, c, "k")
+		}
+		if n := loads.Load(); n != 2 {
+			w.Errorf("%d loads, want no retry inside the back-off", n)
+		}
+	})
+}
+
+func TestTheFirstCallersCancelDoesNotStopTheLoad(t *testing.T) { // C5
+	everywhere(t, func(w *world) {
+		o := newOrigin(200 * time.Millisecond)
+		c := newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+		ctx, cancel := context.WithCancel(w.Context())
+		first := make(chan error, 1)
+		go func() {
+			_, err := c.Get(ctx, "k")
+			first <- err
+		}()
+		<-o.begun
+		time.AfterFunc(20*time.Millisecond, cancel)
+		values, errs := herd(w.T, 10, func() (string, error) { return c.Get(w.Context(), "k") })
+		for i := range values {
+			if errs[i] != nil || values[i] != "k#1" {
+				w.Errorf("got %q, %v", values[i], errs[i])
+			}
+		}
+		if err := <-first; !errors.Is(err, context.Canceled) {
+			w.Errorf("the first got %v", err)
+		}
+		if get(w.T, c, "k"); o.loads.Load() != 1 {
+			w.Errorf("%d loads", o.loads.Load())
+		}
+	})
+}
+
+func TestAValueIsStoredThoughItsOnlyCallerIsGone(t *testing.T) { // C6
+	everywhere(t, func(w *world) {
+		release := make(chan struct{})
+		begun := make(chan struct{})
+		c := newCache(w.T, w.gate(), func(context.Context, string) (string, error) {
+			close(begun)
+			<-release
+			return "late", nil
+		}, herdgate.Policy{})
+		ctx, cancel := context.WithCancel(w.Context())
+		done := make(chan error, 1)
+		go func() {
+			_, err := c.Get(ctx, "k")
+			done <- err
+		}()
+		<-begun
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			w.Fatalf("got %v", err)
+		}
+		close(release)
+		rdb := w.connect()
+		w.until("the value is in Redis", func() bool { return rdb.Exists(w.Context(), "test:v:things:{k}").Val() == 1 })
+		if b := rdb.Get(w.Context(), "test:b:things:{k}").Val(); strings.HasPrefix(b, "L") {
+			w.Errorf("the lease is still there: %q", b)
+		}
+	})
+}
+
+func TestAFailedLoadIsSharedAndNotRetriedDuringItsBackoff(t *testing.T) { // C16, C36, I12
+	everywhere(t, func(w *world) {
+		var loads atomic.Int64
+		boom := errors.New("database is down")
+		begun := make(chan struct{}, 10)
+		load := func(ctx context.Context, _ string) (string, error) {
+			loads.Add(1)
+			begun <- struct{}{}
+			timer := time.NewTimer(100 * time.Millisecond)
+			defer timer.Stop()
+			<-timer.C
+			return "", boom
+		}
+		policy := herdgate.Policy{FailureBackoff: 300 * time.Millisecond}
+		var caches []*herdgate.Cache[string]
+		for range 8 {
+			caches = append(caches, newCache(w.T, w.gate(), load, policy))
+		}
+		failed := make(chan error, 8)
+		go func() {
+			_, err := caches[0].Get(w.Context(), "k")
+			failed <- err
+		}()
+		<-begun
+		for _, c := range caches[1:] {
+			go func() {
+				_, err := c.Get(w.Context(), "k")
+				failed <- err
+			}()
+		}
+		own, shared := 0, 0
+		for range 8 {
+			switch err := <-failed; {
+			case errors.Is(err, boom):
+				own++
+			case errors.Is(err, herdgate.ErrBackoff):
+				shared++
+			default:
+				w.Errorf("got %v", err)
+			}
+		}
+		if own != 1 || shared != 7 || loads.Load() != 1 {
+			w.Errorf("%d own failures, %d shared, %d loads, want 1, 7, 1", own, shared, loads.Load())
+		}
+		// Who comes now waits for the end of the short back-off, and loads.
+		start := time.Now()
+		if _, err := caches[3].Get(w.Context(), "k"); !errors.Is(err, boom) {
+			w.Errorf("after the back-off: %v", err)
+		}
+		if waited := time.Since(start); w.virtual && (waited < 300*time.Millisecond || waited > 500*time.Millisecond) {
+			w.Errorf("answered after %v", waited)
+		}
+		// The second back-off is longer than what a call waits for.
+		_, err := caches[4].Get(w.Context(), "k")
+		if b, ok := errors.AsType[*herdgate.BackoffError](err); !ok || b.Failures != 2 || b.Reason != "error" || b.RetryAfter > 600*time.Millisecond {
+			w.Errorf("got %v", err)
+		}
+		if loads.Load() != 2 {
+			w.Errorf("%d loads", loads.Load())
+		}
+	})
+}
+
+func TestALoadLongerThanTheLeaseRunsOnce(t *testing.T) { // C17
+	everywhere(t, func(w *world) {
+		o := newOrigin(time.Second)
+		policy := herdgate.Policy{LockTTL: 300 * time.Millisecond}
+		a := newCache(w.T, w.gate(), o.load, policy)
+		b := newCache(w.T, w.gate(), o.load, policy)
+		got := make(chan string, 1)
+		go func() { got <- get(w.T, a, "k") }()
+		if v := get(w.T, b, "k"); v != "k#1" || <-got != v {
+			w.Errorf("got %q", v)
+		}
+		if o.loads.Load() != 1 {
+			w.Errorf("%d loads", o.loads.Load())
+		}
+	})
+}
+
+func TestEveryRefreshHappensThoughTheLeaseOutlivesTheTTL(t *testing.T) { // C15
+	everywhere(t, func(w *world) {
+		o := newOrigin(10 * time.Millisecond)
+		policy := herdgate.Policy{TTL: 200 * time.Millisecond, Stale: time.Minute, LockTTL: 10 * time.Second, Jitter: herdgate.Off, EarlyBeta: herdgate.Off}
+		a := newCache(w.T, w.gate(), o.load, policy)
+		b := newCache(w.T, w.gate(), o.load, policy)
+		get(w.T, a, "k")
+		for n := int64(2); n < 6; n++ {
+			w.pass(220 * time.Millisecond)
+			w.until("a refresh", func() bool {
+				get(w.T, a, "k")
+				get(w.T, b, "k")
+				return o.loads.Load() == n
+			})
+		}
+	})
+}
+
+func TestALoaderThatIgnoresItsContextIsAbandoned(t *testing.T) { // I3, I4
+	everywhere(t, func(w *world) {
+		hang := make(chan struct{})
+		defer close(hang)
+		var loads atomic.Int64
+		load := func(context.Context, string) (string, error) {
+			if loads.Add(1) == 1 {
+				<-hang
+			}
+			return "second", nil
+		}
+		g := w.gate(func(o *herdgate.Options) { o.MaxLoads = 1 })
+		c := newCache(w.T, g, load, herdgate.Policy{LoadTimeout: 200 * time.Millisecond, WaitTimeout: time.Second})
+		if _, err := c.Get(w.Context(), "k"); !errors.Is(err, herdgate.ErrLoadTimeout) {
+			w.Fatalf("got %v", err)
+		}
+		if s := c.Stats(); s.Abandoned != 1 || s.LoadFailures != 1 {
+			w.Errorf("stats %+v", s)
+		}
+		if v := get(w.T, c, "k"); v != "second" {
+			w.Errorf("got %q", v)
+		}
+	})
+}
+
+func TestAtMostMaxLoadsLoadersRun(t *testing.T) { // I6, I3
+	everywhere(t, func(w *world) {
+		o := newOrigin(50 * time.Millisecond)
+		g := w.gate(func(o *herdgate.Options) { o.MaxLoads = 3 })
+		c := newCache(w.T, g, o.load, herdgate.Policy{})
+		keys := make(chan string, 30)
+		for i := range cap(keys) {
+			keys <- string(rune('a' + i))
+		}
+		_, errs := herd(w.T, cap(keys), func() (string, error) { return c.Get(w.Context(), <-keys) })
+		if err := errors.Join(errs...); err != nil {
+			w.Error(err)
+		}
+		if most := o.most.Load(); most != 3 {
+			w.Errorf("%d loaders at once, want 3", most)
+		}
+	})
+}
+
+func TestWaitTimeoutBoundsTheQueueForASlotAndTheWaitForAnother(t *testing.T) { // I3
+	everywhere(t, func(w *world) {
+		o := newOrigin(2 * time.Second)
+		policy := herdgate.Policy{WaitTimeout: 100 * time.Millisecond}
+		a := newCache(w.T, w.gate(func(o *herdgate.Options) { o.MaxLoads = 1 }), o.load, policy)
+		b := newCache(w.T, w.gate(), o.load, policy)
+		first := make(chan string, 1)
+		go func() { first <- get(w.T, a, "k") }()
+		<-o.begun
+		if _, err := a.Get(w.Context(), "other"); !errors.Is(err, herdgate.ErrWaitTimeout) {
+			w.Errorf("queue: got %v", err)
+		}
+		if _, err := b.Get(w.Context(), "k"); !errors.Is(err, herdgate.ErrWaitTimeout) {
+			w.Errorf("wait: got %v", err)
+		}
+		fast := newOrigin(0)
+		policy.AfterWait = herdgate.LoadAfterWait
+		c := newCache(w.T, w.gate(), fast.load, policy)
+		if r, err := c.Lookup(w.Context(), "k"); err != nil || r.Outcome != herdgate.OutcomeUnlocked || r.Value != "k#1" {
+			w.Errorf("load after wait: %+v, %v", r, err)
+		}
+		<-first
+	})
+}
+
+func TestAGetInsideALoaderNeedsNoSecondSlot(t *testing.T) { // I4
+	everywhere(t, func(w *world) {
+		g := w.gate(func(o *herdgate.Options) { o.MaxLoads = 1 })
+		inner, err := herdgate.New(g, "inner", newOrigin(10*time.Millisecond).load, herdgate.Policy{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		begun, proceed := make(chan struct{}), make(chan struct{})
+		outer := newCache(w.T, g, func(ctx context.Context, key string) (string, error) {
+			close(begun)
+			<-proceed
+			return inner.Get(ctx, "i")
+		}, herdgate.Policy{})
+		got := make(chan string, 2)
+		go func() { got <- get(w.T, outer, "o") }()
+		<-begun
+		// This one waits for the only slot, which the outer loader has, and the outer
+		// loader is about to join it.
+		go func() { got <- get(w.T, inner, "i") }()
+		w.until("the inner flight waits", func() bool { return g.Stats().Gets == 0 })
+		w.pass(50 * time.Millisecond)
+		close(proceed)
+		for range 2 {
+			if v := <-got; v != "i#1" {
+				w.Errorf("got %q", v)
+			}
+		}
+	})
+}
+
+func TestALoadersContextCarriesTheCallersValuesAndNoDeadline(t *testing.T) {
+	virtually(t, func(w *world) {
+		type mark struct{}
+		c := newCache(w.T, w.gate(), func(ctx context.Context, _ string) (string, error) {
+			deadline, _ := ctx.Deadline()
+			if left := time.Until(deadline); left < 5*time.Second {
+				return "", errors.New("the caller's deadline came along")
+			}
+			v, _ := ctx.Value(mark{}).(string)
+			return v, nil
+		}, herdgate.Policy{})
+		ctx, cancel := context.WithTimeout(context.WithValue(w.Context(), mark{}, "here"), time.Second)
+		defer cancel()
+		if v, err := c.Get(ctx, "k"); err != nil || v != "here" {
+			w.Errorf("got %q, %v", v, err)
+		}
+	})
+}
+
+func TestTwoFetchesOfOneKeyShareOneLoad(t *testing.T) {
+	everywhere(t, func(w *world) {
+		c := newCache[string](w.T, w.gate(), nil, herdgate.Policy{})
+		if _, err := c.Get(w.Context(), "k"); !errors.Is(err, herdgate.ErrNoLoader) {
+			w.Fatalf("got %v", err)
+		}
+		a, b := newOrigin(100*time.Millisecond), newOrigin(100*time.Millisecond)
+		got := make(chan string, 1)
+		go func() {
+			v, _ := c.Fetch(w.Context(), "k", a.load)
+			got <- v
+		}()
+		<-a.begun
+		if v, err := c.Fetch(w.Context(), "k", b.load); err != nil || v != <-got {
+			w.Errorf("got %q, %v", v, err)
+		}
+		if a.loads.Load() != 1 || b.loads.Load() != 0 {
+			w.Errorf("%d and %d loads", a.loads.Load(), b.loads.Load())
+		}
+	})
+}
