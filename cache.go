@@ -88,12 +88,15 @@ func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, opti
 	default:
 		return nil, &ConfigError{Field: "Options.LocalBytes", Value: "Off", Want: "a local tier, as the gate has no Redis"}
 	}
-	tier, err := gate.register(name, c, localTier)
-	if err != nil {
-		return nil, err
-	}
-	if tier != nil {
+	if localTier {
+		tier, err := gate.localTier()
+		if err != nil {
+			return nil, err
+		}
 		c.copies = local.NewMap[copied[V]](tier)
+	}
+	if err := gate.register(name, c); err != nil {
+		return nil, err
 	}
 	return c, nil
 }
@@ -110,7 +113,7 @@ func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, opti
 //
 // Trouble with Redis is no error: the value is then loaded in this process.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
-	if v, err, ok := c.hit(key); ok {
+	if v, ok, err := c.hit(key); ok {
 		return v, err
 	}
 	r, err := c.lookup(ctx, key, c.loader)
@@ -122,7 +125,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 // time, one loader runs and both get its value. A refresh behind a stale value
 // uses the loader of the call that met it.
 func (c *Cache[V]) Fetch(ctx context.Context, key string, load LoaderFunc[V]) (V, error) {
-	if v, err, ok := c.hit(key); ok {
+	if v, ok, err := c.hit(key); ok {
 		return v, err
 	}
 	r, err := c.lookup(ctx, key, load)

@@ -22,14 +22,15 @@ const deletesAtOnce = 16
 // message. A *[ChangeError] means that the change may or may not have taken effect;
 // it wraps [ErrNotStored] if Redis had no memory for the value.
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
-	life := c.draw(false, 0)
+	what := content[V]{value: value}
+	life := c.draw(what, 0)
 	keys := c.keys(key)
-	made, err := c.encode(keys, value, false, life)
+	made, err := c.encode(keys, what, life)
 	if err != nil {
 		return c.changeError(remote.OpSet, key, fmt.Errorf("encode: %w", err))
 	}
 	return c.change(ctx, keys, key, remote.Change{Op: remote.OpSet, Entry: made.entry, PX: life.hard}, func() *copied[V] {
-		return c.made(value, false, made, life, c.gate.now())
+		return c.made(what, made, life, c.gate.now())
 	})
 }
 

@@ -22,10 +22,9 @@ const copyOverhead = 256
 // copied is a decoded entry. It does not change once it is in the local tier,
 // except for ask. Times are the gate's monotonic time.
 type copied[V any] struct {
-	value   V
-	missing bool   // a remembered ErrNotFound
-	size    int    // bytes that the value counts for
-	seen    string // version of the entry
+	content[V]
+	size int    // bytes that the value counts for
+	seen string // version of the entry
 
 	built time.Duration // when the entry was stored
 	early time.Duration // from when on it is refreshed ahead
@@ -34,6 +33,12 @@ type copied[V any] struct {
 	check time.Duration // until when it may be served without asking Redis
 	gap   uint64
 	ask   atomic.Int64 // a hit before this time starts no refresh
+}
+
+// content is what an entry says: a value, or that there is none.
+type content[V any] struct {
+	value   V
+	missing bool // a remembered ErrNotFound
 }
 
 // askPause is the time between two attempts of local hits to start a refresh.
@@ -58,25 +63,34 @@ func (cp *copied[V]) age(now time.Duration) time.Duration { return max(0, now-cp
 // expired is the copy marked stale.
 func (cp *copied[V]) expired(now time.Duration) *copied[V] {
 	return &copied[V]{
-		value: cp.value, missing: cp.missing, size: cp.size, seen: cp.seen,
+		content: cp.content, size: cp.size, seen: cp.seen,
 		built: cp.built, early: now, fresh: now, hard: cp.hard, check: cp.check,
 	}
 }
 
-func (cp *copied[V]) err() error {
-	if cp.missing {
+func (c content[V]) err() error {
+	if c.missing {
 		return ErrNotFound
 	}
 	return nil
+}
+
+// result is a copy as it is served.
+func (cp *copied[V]) result(from Outcome, now time.Duration) (Result[V], error) {
+	r := Result[V]{Value: cp.value, Outcome: from, Age: cp.age(now), Stale: cp.stale(now)}
+	if r.Stale {
+		r.Outcome = OutcomeStale
+	}
+	return r, cp.err()
 }
 
 // lifetime is how long an entry lives from when it is stored.
 type lifetime struct{ fresh, hard, early time.Duration }
 
 // draw gives an entry its lifetime. took is how long its load took.
-func (c *Cache[V]) draw(missing bool, took time.Duration) lifetime {
+func (c *Cache[V]) draw(of content[V], took time.Duration) lifetime {
 	ttl, stale := c.policy.TTL, c.policy.Stale
-	if missing {
+	if of.missing {
 		ttl, stale = c.policy.NegativeTTL, 0
 	}
 	fresh := ttl
@@ -86,7 +100,7 @@ func (c *Cache[V]) draw(missing bool, took time.Duration) lifetime {
 	}
 	fresh = max(fresh.Round(time.Millisecond), time.Millisecond)
 	early := fresh
-	if beta := c.policy.EarlyBeta; beta > 0 && !missing {
+	if beta := c.policy.EarlyBeta; beta > 0 && !of.missing {
 		// A load that takes longer than the TTL would put the point before the entry
 		// itself; half the TTL is kept in any case.
 		ahead := beta * float64(took) * mathrand.ExpFloat64()
@@ -103,7 +117,7 @@ type encoded struct {
 	size  int    // of the payload
 }
 
-func (c *Cache[V]) encode(keys remote.Keys, v V, missing bool, l lifetime) (encoded, error) {
+func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime) (encoded, error) {
 	header := wire.Header{
 		Codec:   c.policy.Codec.ID(),
 		Schema:  c.policy.Version,
@@ -115,10 +129,10 @@ func (c *Cache[V]) encode(keys remote.Keys, v V, missing bool, l lifetime) (enco
 	}
 	var payload []byte
 	var err error
-	if missing {
+	if what.missing {
 		header.Flags = wire.FlagNegative
 	} else {
-		payload, err = singleflight.Protect(func() ([]byte, error) { return c.policy.Codec.Marshal(v) })
+		payload, err = singleflight.Protect(func() ([]byte, error) { return c.policy.Codec.Marshal(what.value) })
 		if err != nil {
 			return encoded{}, err
 		}
@@ -135,10 +149,9 @@ func newVersion() uint64 {
 }
 
 // made is the local copy of an entry that was stored at the time built.
-func (c *Cache[V]) made(v V, missing bool, e encoded, l lifetime, built time.Duration) *copied[V] {
+func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duration) *copied[V] {
 	cp := &copied[V]{
-		value:   v,
-		missing: missing,
+		content: of,
 		size:    e.size,
 		seen:    e.seen,
 		built:   built,
@@ -146,8 +159,8 @@ func (c *Cache[V]) made(v V, missing bool, e encoded, l lifetime, built time.Dur
 		fresh:   built + l.fresh,
 		hard:    built + l.hard,
 	}
-	if c.size != nil && !missing {
-		cp.size = int(max(0, c.size(v)))
+	if c.size != nil && !of.missing {
+		cp.size = int(max(0, c.size(of.value)))
 	}
 	cp.check = cp.hard
 	if c.gate.store != nil {
@@ -175,18 +188,16 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		c.events.emit(Event{Kind: EventNewerEntry, Key: key})
 		return found[V]{seen: seen, newer: true}, nil
 	}
-	var v V
-	missing := header.Flags&wire.FlagNegative != 0
-	if err == nil && !missing {
-		v, err = singleflight.Protect(func() (V, error) {
-			var v V
-			err := c.policy.Codec.Unmarshal(payload, &v)
+	what := content[V]{missing: header.Flags&wire.FlagNegative != 0}
+	if err == nil && !what.missing {
+		what.value, err = singleflight.Protect(func() (v V, err error) {
+			err = c.policy.Codec.Unmarshal(payload, &v)
 			return v, err
 		})
 	}
 	if err != nil {
 		c.events.emit(Event{Kind: EventBadPayload, Key: key, Err: err})
-		return found[V]{seen: seen}, nil
+		return found[V]{seen: seen}, nil //nolint:nilerr // a bad payload is a miss, told to the observer
 	}
 	ms := func(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }
 	l := lifetime{fresh: ms(header.Fresh), hard: ms(header.Hard), early: ms(header.Early)}
@@ -202,7 +213,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		age = max(age, 0)
 	}
 	now := c.gate.now()
-	cp := c.made(v, missing, encoded{seen: seen, size: len(payload)}, l, now-age)
+	cp := c.made(what, encoded{seen: seen, size: len(payload)}, l, now-age)
 	if !known {
 		// Marked stale by Expire, or stamped by another clock: stale, and for how long
 		// more cannot be told. That Redis still has it says that it is not over (I11).

@@ -82,7 +82,7 @@ func (e *BackoffError) Error() string {
 }
 
 // Is reports whether target is ErrBackoff.
-func (e *BackoffError) Is(target error) bool { return target == ErrBackoff }
+func (*BackoffError) Is(target error) bool { return target == ErrBackoff }
 
 // ChangeError says that a change of one key failed. It may still take effect: the
 // request, or its reply, may have been lost.

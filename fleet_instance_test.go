@@ -24,8 +24,8 @@ const (
 	plainKey       = "plain" // an encoded Item, for who reads Redis without the library
 )
 
-// setup is what an instance is started with.
-type setup struct {
+// instanceSetup is what an instance is started with.
+type instanceSetup struct {
 	Name     string
 	Redis    string // address
 	Source   string // address
@@ -36,7 +36,7 @@ type setup struct {
 // service is an instance of a service that uses the library, alone in its process.
 // The test drives it by the exported methods.
 type service struct {
-	setup
+	instanceSetup
 
 	ctx    context.Context // of the process; net/rpc hands its methods none
 	rdb    *redis.Client
@@ -49,7 +49,7 @@ type service struct {
 // ready, and serves one test until that hangs up or asks it to stop.
 func runInstance(ctx context.Context, args testutil.Args) (err error) {
 	s := &service{ctx: ctx}
-	if err := json.Unmarshal([]byte(args["setup"]), &s.setup); err != nil {
+	if err := json.Unmarshal([]byte(args["setup"]), &s.instanceSetup); err != nil {
 		return err
 	}
 	if s.source, err = rpc.Dial("tcp", s.Source); err != nil {
@@ -84,7 +84,8 @@ func (s *service) serve() error {
 	if err != nil {
 		return err
 	}
-	defer context.AfterFunc(s.ctx, func() { _ = listener.Close() })()
+	stopListening := context.AfterFunc(s.ctx, func() { _ = listener.Close() })
+	defer stopListening()
 	if err := testutil.Emit(listener.Addr().String()); err != nil {
 		return err
 	}
@@ -92,7 +93,8 @@ func (s *service) serve() error {
 	if err != nil {
 		return err
 	}
-	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
+	stopServing := context.AfterFunc(s.ctx, func() { _ = conn.Close() })
+	defer stopServing()
 	server.ServeConn(conn)
 	return nil
 }
@@ -224,7 +226,7 @@ func (s *service) Run(l Loop, all *Looped) error {
 			one := Looped{Outcomes: map[string]int{}, Errors: map[string]int{}}
 			timer := time.NewTimer(l.Pause * time.Duration(i) / time.Duration(l.Callers)) // not in step
 			defer timer.Stop()
-			for wait(ctx, timer) {
+			for fires(ctx, timer) {
 				one.call(call)
 				timer.Reset(l.Pause)
 			}
@@ -237,8 +239,8 @@ func (s *service) Run(l Loop, all *Looped) error {
 	return nil
 }
 
-// wait reports whether timer fired before ctx ended.
-func wait(ctx context.Context, timer *time.Timer) bool {
+// fires reports whether timer fired before ctx ended.
+func fires(ctx context.Context, timer *time.Timer) bool {
 	select {
 	case <-timer.C:
 		return true
@@ -263,8 +265,8 @@ func (l *Looped) call(call func() (Item, string, error)) {
 func (l *Looped) merge(other Looped) {
 	l.Took = append(l.Took, other.Took...)
 	l.Oldest = max(l.Oldest, other.Oldest)
-	add(l.Outcomes, other.Outcomes)
-	add(l.Errors, other.Errors)
+	addCounts(l.Outcomes, other.Outcomes)
+	addCounts(l.Errors, other.Errors)
 }
 
 func (s *service) lookup() (Item, string, error) {
@@ -304,7 +306,7 @@ func (c *commandCounter) counts() map[string]int {
 }
 
 // DialHook implements redis.Hook.
-func (c *commandCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*commandCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook implements redis.Hook.
 func (c *commandCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

@@ -12,9 +12,9 @@ import (
 // fleetKey is the one key that the fleet wants.
 const fleetKey = "k"
 
-// patience is how long a test waits for what must come. It is no measure of what
+// fleetPatience is how long a test waits for what must come. It is no measure of what
 // it waits for.
-const patience = 20 * time.Second
+const fleetPatience = 20 * time.Second
 
 // Item is what the source holds and the fleet caches.
 type Item struct {
@@ -27,19 +27,21 @@ type Item struct {
 // loads of all processes are counted, and held back, in one place.
 type source struct {
 	addr  string
-	delay time.Duration // of a load; 0: until the test answers it
-	begun chan *load    // the loads that the test is to answer
+	delay time.Duration    // of a load; 0: until the test answers it
+	begun chan *sourceLoad // the loads that the test is to answer
+	freed chan struct{}
 	quit  <-chan struct{}
 
 	mu      sync.Mutex // protects the fields below
 	version int
-	loads   []*load
+	loads   []*sourceLoad
 }
 
-// load is one call of a loader, somewhere in the fleet.
-type load struct {
+// sourceLoad is one call of a loader, somewhere in the fleet.
+type sourceLoad struct {
 	Item
 
+	s      *source
 	by     string // name of the instance
 	began  time.Time
 	result chan error
@@ -48,7 +50,10 @@ type load struct {
 // newSource returns a source whose loads take delay.
 func newSource(t *testing.T, delay time.Duration) *source {
 	t.Helper()
-	s := &source{delay: delay, begun: make(chan *load, 1024), quit: t.Context().Done(), version: 1}
+	s := &source{
+		delay: delay, begun: make(chan *sourceLoad, 1024), freed: make(chan struct{}),
+		quit: t.Context().Done(), version: 1,
+	}
 	s.addr = serveSource(t, s)
 	return s
 }
@@ -90,14 +95,18 @@ func serveSource(t *testing.T, s *source) (addr string) {
 // began, as from a database under a snapshot.
 func (s *source) Load(by string, item *Item) error {
 	l := s.begin(by)
-	if s.delay > 0 {
-		defer time.AfterFunc(s.delay, l.answer).Stop()
-	} else {
-		s.begun <- l
+	select {
+	case <-s.freed:
+		l.answer()
+	default:
+		if s.delay > 0 {
+			defer time.AfterFunc(s.delay, l.answer).Stop()
+		} else {
+			s.begun <- l
+		}
 	}
 	select {
 	case err := <-l.result:
-		l.At = time.Now().UnixMicro()
 		*item = l.Item
 		return err
 	case <-s.quit:
@@ -105,17 +114,26 @@ func (s *source) Load(by string, item *Item) error {
 	}
 }
 
-func (s *source) begin(by string) *load {
+func (s *source) begin(by string) *sourceLoad {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := &load{by: by, began: time.Now(), result: make(chan error, 1), Item: Item{Load: len(s.loads) + 1, Version: s.version}}
+	l := &sourceLoad{s: s, by: by, began: time.Now(), result: make(chan error, 1), Item: Item{Load: len(s.loads) + 1, Version: s.version}}
 	s.loads = append(s.loads, l)
 	return l
 }
 
-func (l *load) answer() { l.result <- nil }
+// answer ends a load.
+func (l *sourceLoad) answer() {
+	l.s.mu.Lock()
+	l.At = time.Now().UnixMicro()
+	l.s.mu.Unlock()
+	l.result <- nil
+}
 
-func (l *load) fail(reason string) { l.result <- errors.New(reason) }
+func (l *sourceLoad) fail(reason string) { l.result <- errors.New(reason) }
+
+// free ends the loads that begin from now on at once.
+func (s *source) free() { close(s.freed) }
 
 // update changes the source: loads that begin from now on read version.
 func (s *source) update(version int) {
@@ -131,16 +149,23 @@ func (s *source) count() int {
 	return len(s.loads)
 }
 
+// load returns the load of that number, which has begun.
+func (s *source) load(number int) *sourceLoad {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loads[number-1]
+}
+
 // next waits until a load begins that is held for the test.
-func (s *source) next(t *testing.T) *load {
+func (s *source) next(t *testing.T) *sourceLoad {
 	t.Helper()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(fleetPatience)
 	defer timer.Stop()
 	select {
 	case l := <-s.begun:
 		return l
 	case <-timer.C:
-		t.Fatalf("no load began in %v", patience)
+		t.Fatalf("no load began in %v", fleetPatience)
 		return nil
 	}
 }

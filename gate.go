@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -214,27 +215,33 @@ func (g *Gate) Stats() Stats {
 // now is the monotonic time since the gate was opened.
 func (g *Gate) now() time.Duration { return time.Since(g.start) }
 
-// register makes a cache known under its name. It returns the local tier, opened
-// if need be, or nil if the cache wants none.
-func (g *Gate) register(name string, c keyspace, wantsLocal bool) (*local.Tier, error) {
+// register makes a cache known under its name.
+func (g *Gate) register(name string, c keyspace) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed.Load() {
+		return ErrClosed
+	}
+	if _, taken := g.caches[name]; taken {
+		return &ConfigError{Field: "name", Value: strconv.Quote(name), Want: "a name that no other cache of this gate has"}
+	}
+	g.caches[name] = c
+	return nil
+}
+
+// localTier is the gate's local tier, opened by the first cache that has one.
+func (g *Gate) localTier() (*local.Tier, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed.Load() {
 		return nil, ErrClosed
 	}
-	if _, taken := g.caches[name]; taken {
-		return nil, &ConfigError{Field: "name", Value: fmt.Sprintf("%q", name), Want: "a name that no other cache of this gate has"}
-	}
-	if wantsLocal && g.tier == nil {
+	if g.tier == nil {
 		tier, err := local.New(local.Limits{Bytes: g.options.LocalBytes})
 		if err != nil {
 			return nil, fmt.Errorf("herdgate: local tier: %w", err)
 		}
 		g.tier = tier
-	}
-	g.caches[name] = c
-	if !wantsLocal {
-		return nil, nil
 	}
 	return g.tier, nil
 }

@@ -16,8 +16,8 @@ const loaderGrace = 50 * time.Millisecond
 
 // loaded is what came of a run of a loader.
 type loaded[V any] struct {
-	v     V
-	err   error
+	content[V]
+	err   error // also ErrNotFound, which is the content as well
 	took  time.Duration
 	cause error // why its context ended, nil if it did not
 }
@@ -29,14 +29,16 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 	key := f.Key()
 	ctx, cancel := context.WithCancelCause(c.gate.withSlot(f.Context()))
 	defer cancel(nil)
-	defer lease.onLoss(func(err error) {
+	unwatch := lease.onLoss(func(err error) {
 		c.events.emit(Event{Kind: EventLeaseLost, Key: key, Err: err})
 		cancel(err)
-	})()
-	defer f.State.load(func() {
+	})
+	defer unwatch()
+	ended := f.State.load(func() {
 		c.events.emit(Event{Kind: EventLeaseRevoked, Key: key})
 		cancel(ErrRevoked)
-	})()
+	})
+	defer ended()
 	ctx, stop := context.WithTimeoutCause(ctx, c.policy.LoadTimeout, ErrLoadTimeout)
 	defer stop()
 
@@ -48,7 +50,7 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 			slot.release()
 			results <- got
 		}()
-		got.v, got.err = singleflight.Protect(func() (V, error) { return load(ctx, key) })
+		got.value, got.err = singleflight.Protect(func() (V, error) { return load(ctx, key) })
 	})
 	var got loaded[V]
 	select {
@@ -64,21 +66,22 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 			c.events.emit(Event{Kind: EventAbandoned, Key: key})
 		}
 	}
+	got.missing = errors.Is(got.err, ErrNotFound)
 	got.took = c.gate.now() - start
 	got.cause = context.Cause(ctx)
 	if got.err != nil && errors.Is(got.cause, ErrLoadTimeout) && !errors.Is(got.err, ErrLoadTimeout) {
 		got.err = fmt.Errorf("%w (%v): %w", ErrLoadTimeout, c.policy.LoadTimeout, got.err)
 	}
 	c.events.emit(Event{Kind: EventLoad, Key: key, Duration: got.took, Err: got.err})
-	if got.err != nil && !errors.Is(got.err, ErrNotFound) {
+	if got.err != nil && !got.missing {
 		c.events.emit(Event{Kind: EventLoadFailed, Key: key, Duration: got.took, Err: got.err})
 	}
 	return got
 }
 
 // unlocked loads without the lease, when a slot is free in time. What it returns is
-// stored in no case in Redis; keep says that a copy may serve while Redis is out.
-func (c *Cache[V]) unlocked(f *flight[V], load LoaderFunc[V], keep bool) (Result[V], error) {
+// never stored in Redis.
+func (c *Cache[V]) unlocked(f *flight[V], load LoaderFunc[V], keep keeping) (Result[V], error) {
 	if load == nil {
 		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
 	}
@@ -86,26 +89,31 @@ func (c *Cache[V]) unlocked(f *flight[V], load LoaderFunc[V], keep bool) (Result
 	defer cancel()
 	slot, err := c.gate.slot(patience, &f.State)
 	if err != nil {
-		if f.Context().Err() == nil {
-			c.events.emit(Event{Kind: EventWaitTimeout, Key: f.Key()})
-		}
-		return Result[V]{}, c.failed(f.Key(), context.Cause(patience))
+		return Result[V]{}, c.gaveUp(patience, f.Key())
 	}
 	return c.alone(f, load, slot, keep)
 }
 
+// keeping says what becomes of a value that was loaded without the lease.
+type keeping uint8
+
+const (
+	keepNothing keeping = iota
+	keepCopy            // a copy that may serve, as stale, while Redis is out
+)
+
 // alone is unlocked with the slot in hand.
-func (c *Cache[V]) alone(f *flight[V], load LoaderFunc[V], slot *loadSlot, keep bool) (Result[V], error) {
+func (c *Cache[V]) alone(f *flight[V], load LoaderFunc[V], slot *loadSlot, keep keeping) (Result[V], error) {
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	got := c.run(f, load, nil, slot)
 	switch {
 	case got.err == nil:
-		if keep {
+		if keep == keepCopy {
 			t.gap = inGap // nobody tells this process of changes now
-			c.keep(f.Key(), c.made(got.v, false, encoded{}, c.draw(false, got.took), c.gate.now()), t)
+			c.keep(f.Key(), c.made(got.content, encoded{}, c.draw(got.content, got.took), c.gate.now()), t)
 		}
-		return Result[V]{Value: got.v, Outcome: OutcomeUnlocked}, nil
-	case errors.Is(got.err, ErrNotFound):
+		return Result[V]{Value: got.value, Outcome: OutcomeUnlocked}, nil
+	case got.missing:
 		return Result[V]{Outcome: OutcomeUnlocked}, c.failed(f.Key(), got.err)
 	case errors.Is(got.cause, ErrClosed):
 		return Result[V]{}, ErrClosed

@@ -136,7 +136,7 @@ func (o Options) resolved() (Options, error) {
 	c := checker{scope: "Options."}
 	c.name("Namespace", o.Namespace)
 	c.count("MaxLoads", &o.MaxLoads, 64)
-	c.duration("RedisTimeout", &o.RedisTimeout, 250*time.Millisecond, false)
+	c.duration("RedisTimeout", &o.RedisTimeout, 250*time.Millisecond)
 	switch {
 	case o.LocalBytes == 0:
 		o.LocalBytes = 64 << 20
@@ -148,18 +148,18 @@ func (o Options) resolved() (Options, error) {
 
 func (p Policy) resolved() (Policy, error) {
 	c := checker{scope: "Policy."}
-	c.duration("TTL", &p.TTL, time.Minute, false)
-	c.duration("Stale", &p.Stale, 0, true)
+	c.duration("TTL", &p.TTL, time.Minute)
+	c.durationOrOff("Stale", &p.Stale, 0)
 	c.share("Jitter", &p.Jitter, 0.1, 1)
 	c.share("EarlyBeta", &p.EarlyBeta, 1, math.Inf(1))
-	c.duration("NegativeTTL", &p.NegativeTTL, min(p.TTL, 5*time.Second), true)
-	c.duration("LocalTTL", &p.LocalTTL, min(p.TTL, 5*time.Second), true)
-	c.duration("LoadTimeout", &p.LoadTimeout, 10*time.Second, false)
-	c.duration("WaitTimeout", &p.WaitTimeout, p.LoadTimeout, false)
-	c.duration("LockTTL", &p.LockTTL, 2*time.Second, false)
-	c.duration("MinRebuildInterval", &p.MinRebuildInterval, min(p.TTL, p.LockTTL, 100*time.Millisecond), false)
-	c.duration("FailureBackoff", &p.FailureBackoff, 250*time.Millisecond, false)
-	c.duration("MaxFailureBackoff", &p.MaxFailureBackoff, max(p.FailureBackoff, 30*time.Second), false)
+	c.durationOrOff("NegativeTTL", &p.NegativeTTL, min(p.TTL, 5*time.Second))
+	c.durationOrOff("LocalTTL", &p.LocalTTL, min(p.TTL, 5*time.Second))
+	c.duration("LoadTimeout", &p.LoadTimeout, 10*time.Second)
+	c.duration("WaitTimeout", &p.WaitTimeout, p.LoadTimeout)
+	c.duration("LockTTL", &p.LockTTL, 2*time.Second)
+	c.duration("MinRebuildInterval", &p.MinRebuildInterval, min(p.TTL, p.LockTTL, 100*time.Millisecond))
+	c.duration("FailureBackoff", &p.FailureBackoff, 250*time.Millisecond)
+	c.duration("MaxFailureBackoff", &p.MaxFailureBackoff, max(p.FailureBackoff, 30*time.Second))
 	if p.AfterWait > LoadAfterWait {
 		c.fail("AfterWait", p.AfterWait, "FailAfterWait or LoadAfterWait")
 	}
@@ -196,18 +196,24 @@ func (c *checker) fail(field string, value any, want string) {
 	}
 }
 
-// duration puts the default in place of zero. Off is kept where it is allowed.
-func (c *checker) duration(field string, d *time.Duration, byDefault time.Duration, offAllowed bool) {
-	want := "a positive duration in whole milliseconds, or 0 for the default"
-	if offAllowed {
-		want = "a positive duration in whole milliseconds, 0 for the default, or Off"
+// duration puts the default in place of zero.
+func (c *checker) duration(field string, d *time.Duration, byDefault time.Duration) {
+	if *d == 0 {
+		*d = byDefault
 	}
+	if *d < 0 || *d%time.Millisecond != 0 {
+		c.fail(field, *d, "a positive duration in whole milliseconds, or 0 for the default")
+	}
+}
+
+// durationOrOff is duration for a field that may be Off, which it keeps.
+func (c *checker) durationOrOff(field string, d *time.Duration, byDefault time.Duration) {
 	switch {
+	case *d == Off:
 	case *d == 0:
 		*d = byDefault
-	case *d == Off && offAllowed:
 	case *d < 0 || *d%time.Millisecond != 0:
-		c.fail(field, *d, want)
+		c.fail(field, *d, "a positive duration in whole milliseconds, 0 for the default, or Off")
 	}
 }
 

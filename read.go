@@ -9,17 +9,17 @@ import (
 )
 
 // hit serves a fresh value of the local tier: no command, no allocation.
-func (c *Cache[V]) hit(key string) (V, error, bool) {
+func (c *Cache[V]) hit(key string) (V, bool, error) {
 	if c.copies != nil && !c.gate.closed.Load() {
 		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) {
 			if now := c.gate.now(); now < cp.early && now < cp.check {
 				c.events.got(key, OutcomeLocal, 0, cp.err())
-				return c.cloned(cp.value), cp.err(), true
+				return c.cloned(cp.value), true, cp.err()
 			}
 		}
 	}
 	var zero V
-	return zero, nil, false
+	return zero, false, nil
 }
 
 // lookup is one call: the local tier, then the flight of its key.
@@ -53,19 +53,9 @@ func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V], no
 		return Result[V]{}, errMiss
 	}
 	if cp.due(now) {
-		c.refresh(ctx, key, load, cp, false)
+		c.refresh(ctx, key, load, cp, OutcomeLocal)
 	}
-	return c.serve(cp, OutcomeLocal, now)
-}
-
-// serve makes the result of a copy that may be served.
-func (c *Cache[V]) serve(cp *copied[V], outcome Outcome, now time.Duration) (Result[V], error) {
-	r := Result[V]{Outcome: outcome, Age: cp.age(now), Stale: cp.stale(now)}
-	if r.Stale {
-		r.Outcome = OutcomeStale
-	}
-	r.Value = cp.value
-	return r, cp.err()
+	return cp.result(OutcomeLocal, now)
 }
 
 // cloned is what a caller gets of a value that others get too.
@@ -114,31 +104,31 @@ func (c *Cache[V]) start(ctx context.Context, key string, load LoaderFunc[V]) (f
 func (c *Cache[V]) fly(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
 	key := f.Key()
 	keys := c.keys(key)
-	read, err := c.read(f, keys)
+	read, err := c.read(f.Context(), f, keys)
 	switch {
 	case err != nil:
 		return c.degraded(f, load, err)
 	case read.newer:
-		return c.unlocked(f, load, false)
+		return c.unlocked(f, load, keepNothing)
 	}
 	now := c.gate.now()
 	if read.cp != nil && read.cp.servable(now) {
 		if read.cp.due(now) {
-			c.refresh(f.Context(), key, load, read.cp, true)
+			c.refresh(f.Context(), key, load, read.cp, OutcomeRemote)
 		}
-		return c.serve(read.cp, OutcomeRemote, now)
+		return read.cp.result(OutcomeRemote, now)
 	}
 	return c.rebuild(f, keys, read.seen, load)
 }
 
 // read gets the entry from Redis and keeps a copy of it. The ticket is taken before
 // the request is sent.
-func (c *Cache[V]) read(f *flight[V], keys remote.Keys) (found[V], error) {
+func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys) (found[V], error) {
 	if c.gate.store == nil {
 		return found[V]{cp: c.own(f.Key())}, nil
 	}
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
-	entry, err := c.gate.store.Get(f.Context(), keys)
+	entry, err := c.gate.store.Get(ctx, keys)
 	if errors.Is(err, remote.ErrWrongType) {
 		c.events.emit(Event{Kind: EventBadPayload, Key: f.Key(), Err: err})
 		return found[V]{}, nil
@@ -146,12 +136,12 @@ func (c *Cache[V]) read(f *flight[V], keys remote.Keys) (found[V], error) {
 	if err != nil {
 		return found[V]{}, err
 	}
-	return c.take(f, keys, entry, t)
+	return c.take(ctx, f, keys, entry, t)
 }
 
 // take interprets an entry that was read under a ticket, and keeps a copy.
-func (c *Cache[V]) take(f *flight[V], keys remote.Keys, entry []byte, t ticket) (found[V], error) {
-	read, err := c.interpret(f.Context(), f.Key(), keys, entry)
+func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, t ticket) (found[V], error) {
+	read, err := c.interpret(ctx, f.Key(), keys, entry)
 	if err == nil && read.cp != nil {
 		c.keep(f.Key(), read.cp, t)
 	}
@@ -171,12 +161,12 @@ func (c *Cache[V]) degraded(f *flight[V], load LoaderFunc[V], cause error) (Resu
 	if c.copies != nil {
 		now := c.gate.now()
 		if cp := c.copies.Load(f.Key()); cp != nil && cp.servable(now) {
-			r, err := c.serve(cp, OutcomeStale, now)
+			r, err := cp.result(OutcomeStale, now)
 			r.Stale = true
 			return r, err
 		}
 	}
-	return c.unlocked(f, load, true)
+	return c.unlocked(f, load, keepCopy)
 }
 
 // failed adds cache and key to the reason why there is no value.

@@ -34,6 +34,7 @@ func TestManyCallersOnManyInstancesLoadAColdKeyOnce(t *testing.T) {
 }
 
 func TestAStaleValueIsServedWhileOneCallerRefreshes(t *testing.T) {
+	t.Parallel()
 	for _, local := range []time.Duration{0, herdgate.Off} {
 		t.Run(fmt.Sprint("local ", local), func(t *testing.T) {
 			everywhere(t, func(w *world) {

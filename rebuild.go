@@ -56,7 +56,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 	for {
 		slot, err := c.gate.slot(patience, &f.State)
 		if err != nil {
-			return c.impatient(f, load, patience)
+			return c.impatient(patience, f, load)
 		}
 		a, err := c.acquire(f, keys, seen, true)
 		if err != nil {
@@ -67,14 +67,14 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 		case remote.Granted:
 			return c.build(f, keys, a, load, slot)
 		case remote.Pass:
-			return c.alone(f, load, slot, false)
+			return c.alone(f, load, slot, keepNothing)
 		default:
 			slot.release()
 		}
 		var read found[V]
 		switch a.State {
 		case remote.Newer:
-			read, err = c.take(f, keys, a.Entry, a.ticket)
+			read, err = c.take(f.Context(), f, keys, a.Entry, a.ticket)
 		case remote.Failed:
 			// Who waited for the load that failed gets its failure; who comes later
 			// waits out what is left of a short back-off.
@@ -94,13 +94,13 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 		now := c.gate.now()
 		switch {
 		case err != nil && patience.Err() != nil:
-			return c.impatient(f, load, patience)
+			return c.impatient(patience, f, load)
 		case err != nil:
 			return c.degraded(f, load, err)
 		case read.newer:
-			return c.unlocked(f, load, false)
+			return c.unlocked(f, load, keepNothing)
 		case read.cp != nil && read.cp.servable(now):
-			return c.serve(read.cp, outcome, now)
+			return read.cp.result(outcome, now)
 		case read.seen != "":
 			seen = read.seen
 		}
@@ -113,17 +113,17 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load Loa
 	if c.gate.store == nil {
 		// Without Redis the copy is the entry: one that the flight before stored
 		// between this flight's look at it and its grant is not built again.
-		if cp := c.own(key); cp != nil && !cp.stale(c.gate.now()) {
+		if cp := c.own(key); cp != nil && c.gate.now() < cp.early {
 			slot.release()
 			c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
-			return c.serve(cp, OutcomeLocal, c.gate.now())
+			return cp.result(OutcomeLocal, c.gate.now())
 		}
 	}
 	lease := c.hold(f.Context(), a)
 	got := c.run(f, load, lease, slot)
 	lease.stop()
 	switch {
-	case got.err == nil || errors.Is(got.err, ErrNotFound):
+	case got.err == nil || got.missing:
 		return c.commit(f, keys, a, got)
 	case errors.Is(got.cause, ErrClosed):
 		c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
@@ -139,18 +139,17 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load Loa
 // commit stores a loaded value, or a not-found, and keeps a copy.
 func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loaded[V]) (Result[V], error) {
 	key := f.Key()
-	missing := got.err != nil
-	r := Result[V]{Value: got.v, Outcome: OutcomeLoaded}
+	r := Result[V]{Value: got.value, Outcome: OutcomeLoaded}
 	var err error
-	if missing {
-		r.Value, err = *new(V), c.failed(key, got.err)
+	if got.missing {
+		err = c.failed(key, got.err)
 	}
-	if missing && c.policy.NegativeTTL == Off {
+	if got.missing && c.policy.NegativeTTL == Off {
 		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor, Drop: true})
 		return r, err
 	}
-	life := c.draw(missing, got.took)
-	made, encodeErr := c.encode(keys, got.v, missing, life)
+	life := c.draw(got.content, got.took)
+	made, encodeErr := c.encode(keys, got.content, life)
 	if encodeErr != nil {
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: encodeErr})
 		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor})
@@ -165,7 +164,7 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: storeErr})
 	case stored == remote.Done:
 		c.events.emit(Event{Kind: EventCommitStored, Key: key})
-		c.keep(key, c.made(got.v, missing, made, life, built), a.ticket)
+		c.keep(key, c.made(got.content, made, life, built), a.ticket)
 	case stored == remote.NotStored:
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: ErrNotStored})
 	default:
@@ -195,8 +194,8 @@ func (c *Cache[V]) backoff(before int) time.Duration {
 
 // refresh rebuilds the entry of a copy that was just served, behind its callers:
 // one refresh a key and process, and none while one elsewhere, or the mark of a
-// failure, is known to stand. checked says that the copy was read from Redis just now.
-func (c *Cache[V]) refresh(ctx context.Context, key string, load LoaderFunc[V], cp *copied[V], checked bool) {
+// failure, is known to stand. A copy from the local tier is checked with Redis first.
+func (c *Cache[V]) refresh(ctx context.Context, key string, load LoaderFunc[V], cp *copied[V], from Outcome) {
 	if load == nil || c.quiet.holds(key, cp.seen, c.gate.now()) {
 		return
 	}
@@ -204,19 +203,19 @@ func (c *Cache[V]) refresh(ctx context.Context, key string, load LoaderFunc[V], 
 	defer c.gate.life.RUnlock()
 	if !c.gate.closed.Load() {
 		c.refreshes.Join(c.gate.withoutSlot(ctx), key, func(f *flight[V]) (Result[V], error) {
-			return Result[V]{}, c.behind(f, load, cp, checked)
+			return Result[V]{}, c.behind(f, load, cp, from)
 		})
 	}
 }
 
 // behind is the work of a refresh. Its failures are the business of Redis's marks
 // and of the observer; nobody waits for it.
-func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], checked bool) error {
+func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], from Outcome) error {
 	key := f.Key()
 	keys := c.keys(key)
 	seen := cp.seen
-	if !checked {
-		read, err := c.read(f, keys)
+	if from == OutcomeLocal {
+		read, err := c.read(f.Context(), f, keys)
 		if err != nil || read.newer {
 			c.quiet.put(key, seen, c.gate.now()+c.gate.options.RedisTimeout, c.gate.now())
 			return err
@@ -246,7 +245,7 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], check
 		_, err = c.build(f, keys, a, load, slot)
 		return err
 	case a.State == remote.Newer:
-		_, err = c.take(f, keys, a.Entry, a.ticket)
+		_, err = c.take(f.Context(), f, keys, a.Entry, a.ticket)
 		return err
 	case a.State == remote.Held && wait:
 		slot.release()

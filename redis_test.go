@@ -296,7 +296,7 @@ func (c *counting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (c *counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (*counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 

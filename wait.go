@@ -2,6 +2,7 @@ package herdgate
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -49,7 +50,7 @@ func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, se
 			return read, context.Cause(ctx)
 		}
 		var err error
-		read, err = c.read(f, keys)
+		read, err = c.read(ctx, f, keys)
 		if err != nil || woken || read.newer || read.cp != nil && read.seen != seen && read.cp.servable(c.gate.now()) {
 			return read, err
 		}
@@ -66,17 +67,24 @@ func (c *Cache[V]) pollAfter(n int) time.Duration {
 }
 
 // impatient ends a call that has waited for WaitTimeout, or whose gate closes.
-func (c *Cache[V]) impatient(f *flight[V], load LoaderFunc[V], patience context.Context) (Result[V], error) {
-	if f.Context().Err() != nil {
-		return Result[V]{}, context.Cause(f.Context())
-	}
-	c.events.emit(Event{Kind: EventWaitTimeout, Key: f.Key()})
-	if c.policy.AfterWait == LoadAfterWait {
-		if slot, ok := c.gate.trySlot(f.Context()); ok {
-			return c.alone(f, load, slot, false)
+func (c *Cache[V]) impatient(patience context.Context, f *flight[V], load LoaderFunc[V]) (Result[V], error) {
+	err := c.gaveUp(patience, f.Key())
+	if c.policy.AfterWait == LoadAfterWait && errors.Is(err, ErrWaitTimeout) {
+		if slot, ok := c.gate.trySlot(patience); ok {
+			return c.alone(f, load, slot, keepNothing)
 		}
 	}
-	return Result[V]{}, c.failed(f.Key(), context.Cause(patience))
+	return Result[V]{}, err
+}
+
+// gaveUp says why patience is over.
+func (c *Cache[V]) gaveUp(patience context.Context, key string) error {
+	cause := context.Cause(patience)
+	if !errors.Is(cause, ErrWaitTimeout) {
+		return cause
+	}
+	c.events.emit(Event{Kind: EventWaitTimeout, Key: key})
+	return c.failed(key, cause)
 }
 
 // quietKeys are the keys that are not to be refreshed for a while. The mark of a

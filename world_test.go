@@ -3,6 +3,7 @@ package herdgate_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -10,13 +11,14 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate"
 	"github.com/herdgate/herdgate/internal/testutil"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	os.Exit(testutil.Main(m, map[string]testutil.Role{instanceRole: runInstance}))
+}
 
 // world is a Redis and the instances of a service around it.
 type world struct {
@@ -29,8 +31,12 @@ type world struct {
 // a real one.
 func everywhere(t *testing.T, test func(w *world)) {
 	t.Helper()
+	t.Parallel()
 	t.Run("virtual", func(t *testing.T) { virtually(t, test) })
-	t.Run("real", func(t *testing.T) { really(t, test) })
+	t.Run("real", func(t *testing.T) {
+		t.Parallel()
+		really(t, test)
+	})
 }
 
 func virtually(t *testing.T, test func(w *world)) {
@@ -43,7 +49,6 @@ func virtually(t *testing.T, test func(w *world)) {
 
 func really(t *testing.T, test func(w *world)) {
 	t.Helper()
-	t.Parallel()
 	server := testutil.StartRedis(t)
 	test(&world{T: t, connect: func(opts ...func(*redis.Options)) *redis.Client { return server.Client(t, opts...) }})
 }
@@ -95,8 +100,7 @@ type origin struct {
 	delay   time.Duration
 	loads   atomic.Int64
 	running atomic.Int64
-	most    atomic.Int64 // most at once
-	mu      sync.Mutex
+	most    atomic.Int64  // most at once
 	begun   chan struct{} // gets a token as a load begins, if there is room
 }
 

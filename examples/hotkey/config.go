@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -62,7 +64,7 @@ func (c config) check() error {
 		fault("redis", fmt.Sprintf("%q", c.redis), "host:port, as in 127.0.0.1:6379")
 	}
 	if strings.Contains(c.db, "://") && !isPostgres(c.db) {
-		fault("db", fmt.Sprintf("%q", c.db), "a file, or a URL that begins with postgres://")
+		fault("db", redacted(c.db), "a file, or a URL that begins with postgres://")
 	}
 	if c.instances < 1 || c.instances > 64 {
 		fault("instances", c.instances, "a number from 1 to 64")
@@ -81,6 +83,17 @@ func (c config) check() error {
 		}
 	}
 	return errors.Join(faults...)
+}
+
+// redacted is a -db as it may be shown: without its password.
+func redacted(db string) string {
+	if u, err := url.Parse(db); err == nil && u.Host != "" {
+		return u.Redacted()
+	}
+	if strings.Contains(db, "://") {
+		return "no valid URL"
+	}
+	return strconv.Quote(db)
 }
 
 func isDir(path string) bool {

@@ -27,7 +27,11 @@ func main() { os.Exit(start()) }
 func start() (exitCode int) {
 	if os.Getenv(workerEnv) != "" {
 		signal.Ignore(os.Interrupt, syscall.SIGTERM) // the parent ends its instances
-		return exit(work(context.Background(), os.Stdin, os.Stdout))
+		err := work(context.Background(), os.Stdin, os.Stdout)
+		if errors.Is(err, context.Canceled) {
+			return 1 // the parent knows why, or is dead
+		}
+		return exit(err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -109,7 +113,7 @@ func (c config) open(ctx context.Context) (_ *world, err error) {
 		w.db = filepath.Join(dir, "products.db")
 	}
 	if err := prepare(ctx, w.db); err != nil {
-		return nil, fmt.Errorf("-db %q: %w; want an SQLite file or a Postgres URL that can be written", c.db, err)
+		return nil, fmt.Errorf("-db %s: %w; want an SQLite file or a Postgres database that can be written", redacted(w.db), err)
 	}
 	return w, nil
 }

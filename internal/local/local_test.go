@@ -203,6 +203,9 @@ func TestEvictedSlotIsNotAdmittedAgain(t *testing.T) {
 	if v := m.Load("key"); v == nil || *v != 2 {
 		t.Errorf("Load = %v, want 2", v)
 	}
+	if s := tier.Stats(); s.Evicted != 0 || s.Rejected != 0 {
+		t.Errorf("%+v counts a slot that was out before", s)
+	}
 }
 
 func TestContentLargerThanTheBudgetDoesNotStay(t *testing.T) {
@@ -264,6 +267,26 @@ func TestBurstOfStoresStaysWithinTheLimitAndIsCounted(t *testing.T) {
 	}
 	if sum := uint64(s.Entries) + s.Dropped + s.Rejected + s.Evicted; sum != stores {
 		t.Errorf("%+v add up to %d, want %d", s, sum, stores)
+	}
+}
+
+func TestStoreThatFindsTheBufferFullLeavesNothing(t *testing.T) {
+	const stores = 40_000 // ristretto's buffer takes 32 Ki
+	tier := newTier(t, 256*mib)
+	m := NewMap[int](tier)
+	m.Store("key", new(0), 8)
+	settle(t, tier, m)
+	s, _ := m.index.Load("key")
+	s.mu.Lock() // holds up the policy, which asks this slot for its cost
+	tier.policy.Set(m.hash("key"), s, 0)
+	for i := range stores {
+		m.Store(strconv.Itoa(i), new(i), 8)
+	}
+	s.mu.Unlock()
+	settle(t, tier, m)
+	stats := tier.Stats()
+	if stats.Dropped == 0 || uint64(stats.Entries)+stats.Dropped != 1+stores || stats.Entries != int64(m.index.Size()) {
+		t.Errorf("Stats = %+v with %d slots, want some dropped and the others kept", stats, m.index.Size())
 	}
 }
 

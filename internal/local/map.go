@@ -48,15 +48,12 @@ func (m *Map[C]) Load(key string) *C {
 // is the size of c in bytes; the key and the bookkeeping are added to it.
 //
 // There is no room while the policy is too far behind with what was stored
-// before, or where it is closed; a new entry may also be rejected or evicted any
+// before, or closed; a new entry may also be rejected or evicted any
 // time later. An older content of the key is gone in every case.
 func (m *Map[C]) Store(key string, c *C, cost int64) {
 	t := m.tier
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if t.closed {
-		return
-	}
 	cost = m.fullCost(key, cost)
 	if s, ok := m.index.Load(key); ok && s.replace(c, cost) {
 		return
@@ -71,7 +68,7 @@ func (m *Map[C]) Store(key string, c *C, cost int64) {
 	s := &slot[C]{owner: m, key: key, cost: cost}
 	s.setContent(c)
 	m.index.Store(key, s)
-	if !t.policy.Set(m.hash(key), s, 0) { // its buffer is full
+	if !t.policy.Set(m.hash(key), s, 0) { // its buffer is full, or it is closed
 		s.evict()
 		t.dropped.Add(1)
 	}
@@ -83,9 +80,6 @@ func (m *Map[C]) Delete(key string) {
 	t := m.tier
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if t.closed {
-		return
-	}
 	if s, ok := m.index.Load(key); ok {
 		s.replace(nil, m.fullCost(key, 0))
 	}

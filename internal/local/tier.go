@@ -54,7 +54,7 @@ type Limits struct {
 type Stats struct {
 	Bytes    int64  // what the entries in the indexes cost
 	Entries  int64  // entries with a content
-	Dropped  uint64 // stores that found no room: the policy was behind
+	Dropped  uint64 // stores that found no room: the policy was behind, or closed
 	Rejected uint64 // new entries that the policy did not find worth keeping
 	Evicted  uint64 // entries that made room for others, or were left at Close
 }
@@ -65,10 +65,9 @@ type Tier struct {
 	policy *ristretto.Cache[uint64, evictable]
 	limit  int64 // of bytes
 
-	// mu is held for reading around every use of policy, which panics when it is
-	// used while it closes; closed is set under the write lock.
-	mu     sync.RWMutex
-	closed bool
+	// mu is held for reading around every use of policy and for writing while it
+	// closes: used meanwhile it panics. Used afterwards it refuses everything.
+	mu sync.RWMutex
 
 	bytes, entries             atomic.Int64
 	dropped, rejected, evicted atomic.Uint64
@@ -129,11 +128,7 @@ func count(n *atomic.Uint64, i *ristretto.Item[evictable]) {
 func (t *Tier) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return
-	}
-	t.closed = true
-	t.policy.Close() // evicts every slot, those still in its buffer included
+	t.policy.Close() // the first time it evicts every slot, those in its buffer too
 }
 
 // Stats returns the counts of this moment. They are not read together: a store
@@ -162,11 +157,8 @@ func (t *Tier) reserve(n int64) bool {
 // touch tells the policy that the key of this hash was asked for. It does not
 // wait for a Close.
 func (t *Tier) touch(hash uint64) {
-	if !t.mu.TryRLock() {
-		return
-	}
-	if !t.closed {
+	if t.mu.TryRLock() {
 		t.policy.Get(hash)
+		t.mu.RUnlock()
 	}
-	t.mu.RUnlock()
 }

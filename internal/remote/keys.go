@@ -40,9 +40,6 @@ func escaper() *strings.Replacer {
 // hasTag reports whether Redis Cluster would hash only a part of key: the bytes
 // between its first '{' and the first '}' after that, unless there are none.
 func hasTag(key string) bool {
-	open := strings.IndexByte(key, '{')
-	if open < 0 {
-		return false
-	}
-	return strings.IndexByte(key[open+1:], '}') > 0
+	_, rest, _ := strings.Cut(key, "{")
+	return strings.IndexByte(rest, '}') > 0
 }

@@ -46,11 +46,11 @@ type span struct{ lo, hi int64 }
 
 // instant is when a script ran.
 type instant struct {
-	start span  // what its expiries count from
-	now   int64 // what it read with TIME
+	during span  // what its expiries count from
+	now    int64 // what it read with TIME
 }
 
-func (i instant) plus(ms int64) span { return span{i.start.lo + 1000*ms, i.start.hi + 1000*ms} }
+func (i instant) plus(ms int64) span { return span{i.during.lo + 1000*ms, i.during.hi + 1000*ms} }
 
 // request is one call of a script. Only some fields belong to each.
 type request struct {
@@ -84,13 +84,13 @@ func (q request) args(channel string) []any {
 	}
 	switch q.script {
 	case "acquire":
-		return []any{q.owner, q.ttl, q.seen, notAfter, flag(q.wait), flag(q.force)}
+		return []any{q.owner, q.ttl, q.seen, notAfter, q.wait, q.force}
 	case "renew":
 		return []any{q.owner, q.nonce, q.ttl}
 	case "commit":
 		return []any{q.owner, q.nonce, q.entry, q.px, q.interval, q.pass, channel, q.message}
 	case "finish":
-		return []any{q.owner, q.nonce, q.state, q.ms, q.code, flag(q.drop), q.interval, channel, q.message}
+		return []any{q.owner, q.nonce, q.state, q.ms, q.code, q.drop, q.interval, channel, q.message}
 	default:
 		return []any{string(q.op), notAfter, q.interval, channel, q.message, q.entry, q.px}
 	}
@@ -149,17 +149,14 @@ func (r *rules) acquire(q request, at instant) answer {
 		b = build{}
 	}
 	r.b = b
-	rest := span{max(b.until.lo-at.start.hi, 0) / 1000, max(b.until.hi-at.start.lo, 0) / 1000}
+	rest := span{max(b.until.lo-at.during.hi, 0) / 1000, max(b.until.hi-at.during.lo, 0) / 1000}
 	switch {
 	case b.kind == 'L' && b.owner == q.owner:
 		r.b.until = at.plus(q.ttl)
 		return answered("GRANTED", b.grant, b.count)
 	case q.force:
 	case b.kind == 'L':
-		if q.wait && !b.waited {
-			r.b.waited = true
-			r.b.until = span{at.start.lo + 1000*max(rest.lo, 1), at.start.hi + 1000*max(rest.hi, 1)}
-		}
+		r.b.waited = b.waited || q.wait
 		return answered("HELD", rest)
 	case b.kind == 'F' && at.now < b.retryAt:
 		return answered("FAILED", ceilMillis(b.retryAt-at.now), b.count, b.code)
@@ -196,16 +193,15 @@ func (r *rules) finish(q request, at instant) answer {
 	if q.drop {
 		r.v = entry{}
 	}
-	cooling := r.cooling(q.interval, at)
+	ms := max(q.ms, r.cooling(q.interval, at)) // neither mark may end the interval early
 	switch q.state {
 	case "F":
-		ms := max(q.ms, cooling) // a back-off shorter than the interval does not shorten it
 		r.b = build{
 			kind: 'F', grant: r.b.grant, count: r.b.count + 1, retryAt: at.now + 1000*ms, code: q.code,
-			until: at.plus(max(2*q.ms, cooling)),
+			until: at.plus(2 * ms),
 		}
 	case "P":
-		r.b = build{kind: 'P', grant: r.b.grant, count: r.b.count, until: at.plus(max(q.ms, cooling))}
+		r.b = build{kind: 'P', grant: r.b.grant, count: r.b.count, until: at.plus(ms)}
 	default:
 		r.rest(r.b.count, q.interval, at)
 	}
@@ -263,7 +259,7 @@ func (e entry) present() bool { return e.raw != "" }
 func (b build) stored() string {
 	switch b.kind {
 	case 'L':
-		return fmt.Sprintf("L %s %d %d %s", flag(b.waited), b.grant, b.count, b.owner)
+		return fmt.Sprintf("L %d %d %d %s", map[bool]int{true: 1}[b.waited], b.grant, b.count, b.owner)
 	case 'F':
 		return fmt.Sprintf("F %d %d %d %s", b.grant, b.count, b.retryAt, b.code)
 	case 'C', 'P':

@@ -51,20 +51,27 @@ func (sc *script) load(ctx context.Context, rdb redis.UniversalClient) error {
 	return nil
 }
 
+// sends says how often the client may send a command that got no reply.
+type sends uint8
+
+const (
+	again sends = iota
+	once
+)
+
 // run sends the script by its hash, and whole where the server does not know it
 // (never loaded there, SCRIPT FLUSH, failover to a fresh node): EVAL loads it too.
-// once forbids the client to send it a second time by itself.
-func (sc *script) run(ctx context.Context, rdb redis.UniversalClient, once bool, keys []string, args ...any) (any, error) {
+func (sc *script) run(ctx context.Context, rdb redis.UniversalClient, how sends, keys []string, args ...any) (any, error) {
 	if hash := sc.hash.Load(); hash != nil {
-		v, err := eval(ctx, rdb, once, "evalsha", *hash, keys, args)
+		v, err := eval(ctx, rdb, how, "evalsha", *hash, keys, args)
 		if err == nil || !strings.HasPrefix(err.Error(), "NOSCRIPT") {
 			return v, err
 		}
 	}
-	return eval(ctx, rdb, once, "eval", sc.source, keys, args)
+	return eval(ctx, rdb, how, "eval", sc.source, keys, args)
 }
 
-func eval(ctx context.Context, rdb redis.UniversalClient, once bool, verb, what string, keys []string, args []any) (any, error) {
+func eval(ctx context.Context, rdb redis.UniversalClient, how sends, verb, what string, keys []string, args []any) (any, error) {
 	line := make([]any, 0, 3+len(keys)+len(args))
 	line = append(line, verb, what, len(keys))
 	for _, k := range keys {
@@ -74,7 +81,7 @@ func eval(ctx context.Context, rdb redis.UniversalClient, once bool, verb, what 
 	cmd := redis.NewCmd(ctx, line...)
 	cmd.SetFirstKeyPos(3)
 	var sent redis.Cmder = cmd
-	if once {
+	if how == once {
 		sent = onceCmd{cmd}
 	}
 	if err := rdb.Process(ctx, sent); err != nil {

@@ -175,8 +175,8 @@ type Found struct {
 func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error) {
 	send := func(ctx context.Context) (Found, error) {
 		sentAt, sent := time.Now(), s.clock.mono()
-		v, err := s.acquire.run(ctx, s.rdb, false, []string{keys.V, keys.B},
-			a.Owner, millis(a.TTL), a.Seen, s.notAfter(), flag(a.Wait), flag(a.Force))
+		v, err := s.acquire.run(ctx, s.rdb, again, []string{keys.V, keys.B},
+			a.Owner, millis(a.TTL), a.Seen, s.notAfter(), a.Wait, a.Force)
 		if err != nil {
 			return Found{}, err
 		}
@@ -245,7 +245,7 @@ const (
 // may be sent twice: the entry's version tells that the first copy did it.
 func (s *Store) Commit(ctx context.Context, keys Keys, c Commit) (Stored, error) {
 	return retried(ctx, s, func(ctx context.Context) (Stored, error) {
-		return s.stored(ctx, s.commit, false, keys, c.Claim.Owner, nonce(c.Claim), c.Entry, millis(c.PX),
+		return s.stored(ctx, s.commit, again, keys, c.Claim.Owner, nonce(c.Claim), c.Entry, millis(c.PX),
 			millis(c.Interval), millis(c.Pass), s.channel, wakeUp(c.Cache, c.Key))
 	})
 }
@@ -285,8 +285,8 @@ func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
 		if f.State != FinishNothing {
 			ms = millis(f.For)
 		}
-		v, err := s.finish.run(ctx, s.rdb, false, []string{keys.V, keys.B}, f.Claim.Owner, nonce(f.Claim), string(f.State),
-			ms, code, flag(f.Drop), millis(f.Interval), s.channel, wakeUp(f.Cache, f.Key))
+		v, err := s.finish.run(ctx, s.rdb, again, []string{keys.V, keys.B}, f.Claim.Owner, nonce(f.Claim), string(f.State),
+			ms, code, f.Drop, millis(f.Interval), s.channel, wakeUp(f.Cache, f.Key))
 		if err != nil {
 			return false, err
 		}
@@ -323,17 +323,13 @@ type Change struct {
 // Change applies a change and announces it. Deletes and expiries may be sent twice;
 // a set is sent exactly once, since a late second copy could undo a newer one.
 func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error) {
-	px := "0"
+	px, how, apply := "0", again, retried[Stored]
 	if c.Op == OpSet {
-		px = millis(c.PX)
+		px, how, apply = millis(c.PX), once, bounded[Stored]
 	}
 	send := func(ctx context.Context) (Stored, error) {
-		return s.stored(ctx, s.change, c.Op == OpSet, keys, string(c.Op), s.notAfter(), millis(c.Interval),
+		return s.stored(ctx, s.change, how, keys, string(c.Op), s.notAfter(), millis(c.Interval),
 			s.channel, invalidation(s.instance, c), c.Entry, px)
-	}
-	apply := retried[Stored]
-	if c.Op == OpSet {
-		apply = bounded[Stored]
 	}
 	stored, err := apply(ctx, s, send)
 	if err == nil && stored == TooLate { // it did nothing, so that this is no second copy
@@ -342,9 +338,9 @@ func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error)
 	return stored, err
 }
 
-func (s *Store) stored(ctx context.Context, sc *script, once bool, keys Keys, args ...any) (Stored, error) {
+func (s *Store) stored(ctx context.Context, sc *script, how sends, keys Keys, args ...any) (Stored, error) {
 	sent := s.clock.mono()
-	v, err := sc.run(ctx, s.rdb, once, []string{keys.V, keys.B}, args...)
+	v, err := sc.run(ctx, s.rdb, how, []string{keys.V, keys.B}, args...)
 	if err != nil {
 		return 0, err
 	}
@@ -425,7 +421,7 @@ func (leases) Capabilities() lock.Capabilities { return lock.Capabilities{} }
 // Renew implements lock.Backend.
 func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) error {
 	held, err := bounded(ctx, l.s, func(ctx context.Context) (bool, error) {
-		v, err := l.s.renew.run(ctx, l.s.rdb, false, []string{c.Name}, c.Owner, nonce(c), millis(ttl))
+		v, err := l.s.renew.run(ctx, l.s.rdb, again, []string{c.Name}, c.Owner, nonce(c), millis(ttl))
 		return v == int64(1), err
 	})
 	if err == nil && !held {
@@ -435,13 +431,6 @@ func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) erro
 }
 
 func nonce(c lock.Claim) string { return strconv.FormatUint(c.Token, 10) }
-
-func flag(b bool) string {
-	if b {
-		return "1"
-	}
-	return "0"
-}
 
 // millis writes a lifetime for Redis: whole milliseconds, rounded up. A lifetime
 // that is not positive would mean "for ever" or "at once" there; the constructors

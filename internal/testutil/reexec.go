@@ -20,6 +20,7 @@ const (
 	roleEnv  = "HERDGATE_TEST_ROLE" // names the role a re-executed test binary plays
 	argsEnv  = "HERDGATE_TEST_ARGS" // its Args as JSON
 	lifetime = 2 * time.Minute      // of a child; its parent's test is long over by then
+	maxLines = 1 << 16              // that a parent keeps for later
 )
 
 // Args are a role's arguments, by name.
@@ -74,8 +75,9 @@ func play(name string, roles map[string]Role) error {
 	return role(ctx, args)
 }
 
-// Emit sends v, as one line of JSON, to the parent of a role's process. It is safe
-// for concurrent use.
+// Emit sends v, as one line of JSON, to the parent of a role's process. A child that
+// is 65,536 lines ahead of its parent is ended: send many small things as one. Emit
+// is safe for concurrent use.
 func Emit(v any) error {
 	line, err := json.Marshal(v)
 	if err != nil {
@@ -110,7 +112,7 @@ func Spawn(tb testing.TB, role string, args Args) *Child {
 	if err != nil {
 		tb.Fatalf("the arguments of role %s: %v", role, err)
 	}
-	c := &Child{tb: tb, role: role, lines: make(chan []byte, 1<<16)}
+	c := &Child{tb: tb, role: role, lines: make(chan []byte, maxLines)}
 	cmd := exec.CommandContext(detached(tb), exe)
 	cmd.Env = append(os.Environ(), roleEnv+"="+role, argsEnv+"="+string(argsJSON))
 	cmd.Stderr = &c.stderr

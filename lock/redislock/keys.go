@@ -26,6 +26,7 @@ func newKeys(namespace string) (keys, error) {
 }
 
 func (k keys) lock(name string) string { return k.namespace + ":lock:{" + k.escape.Replace(name) + "}" }
+
 func (k keys) fence(name string) string {
 	return k.namespace + ":fence:{" + k.escape.Replace(name) + "}"
 }

@@ -39,7 +39,7 @@ if b then
   end
   if owner and not force then
     if ARGV[5] == '1' and w == '0' then
-      redis.call('SET', KEYS[2], 'L 1 ' .. grant .. ' ' .. c .. ' ' .. owner, 'PX', math.max(ms, 1))
+      redis.call('SETRANGE', KEYS[2], 2, '1') -- its end stays exactly where its holder believes it
     end
     return {'HELD', stamp, ms}
   end

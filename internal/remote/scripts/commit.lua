@@ -18,12 +18,12 @@ if owner ~= ARGV[1] or nonce ~= ARGV[2] then
 end
 
 -- The entry first: after any other write of this script the memory limit would not be asked.
-local state = 'STORED'
+local state, cooling = 'STORED', cool(nonce, now, ARGV[5])
 if failed(redis.pcall('SET', KEYS[1], stamped(ARGV[3], now), 'PX', ARGV[4])) then
   state = 'NOT_STORED'
-  redis.call('SET', KEYS[2], 'P ' .. nonce .. ' ' .. count, 'PX', ARGV[6])
+  leave(KEYS[2], 'P ' .. nonce .. ' ' .. count, math.max(tonumber(ARGV[6]), cooling))
 else
-  rest(KEYS[2], nonce, 0, cool(nonce, now, ARGV[5]))
+  rest(KEYS[2], nonce, 0, cooling)
 end
 if waited == '1' then redis.pcall('PUBLISH', ARGV[7], ARGV[8]) end
 return {state, stamp}

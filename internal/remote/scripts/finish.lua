@@ -14,14 +14,14 @@ local waited, nonce, count, owner = lease(redis.pcall('GET', KEYS[2]))
 if owner ~= ARGV[1] or nonce ~= ARGV[2] then return {0, stamp} end
 
 local cooling = cool(nonce, now, ARGV[7])
-local ms = tonumber(ARGV[4])
+local ms = math.max(tonumber(ARGV[4]), cooling) -- neither mark may end the interval early
 if ARGV[6] == '1' then redis.call('DEL', KEYS[1]) end
 if ARGV[3] == 'F' then
   -- The mark outlives its back-off by as much again, so that a next failure counts on.
   local mark = 'F ' .. nonce .. ' ' .. (count + 1) .. ' ' .. string.format('%.0f', now + ms * 1000) .. ' ' .. ARGV[5]
-  redis.call('SET', KEYS[2], mark, 'PX', math.max(2 * ms, cooling))
+  leave(KEYS[2], mark, 2 * ms)
 elseif ARGV[3] == 'P' then
-  redis.call('SET', KEYS[2], 'P ' .. nonce .. ' ' .. count, 'PX', math.max(ms, cooling))
+  leave(KEYS[2], 'P ' .. nonce .. ' ' .. count, ms)
 else
   rest(KEYS[2], nonce, count, cooling)
 end

@@ -37,13 +37,12 @@ local function cool(nonce, now, interval) -- ms left until the next grant may be
   return math.ceil((tonumber(nonce) - now) / 1000) + tonumber(interval)
 end
 
-local function rest(key, nonce, count, ms) -- leave a lease: cool down, or nothing
-  if ms > 0 then
-    redis.call('SET', key, 'C ' .. nonce .. ' ' .. count, 'PX', ms)
-  else
-    redis.call('DEL', key)
-  end
+local function leave(key, mark, ms) -- a lease ends: the mark stands there for ms, or nothing
+  redis.call('DEL', key) -- after any write, also this one, no SET is refused for want of memory
+  if ms > 0 then redis.call('SET', key, mark, 'PX', ms) end
 end
+
+local function rest(key, nonce, count, ms) leave(key, 'C ' .. nonce .. ' ' .. count, ms) end
 
 local function failed(reply) return type(reply) == 'table' and reply.err ~= nil end
 
