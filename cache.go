@@ -178,7 +178,7 @@ func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
 // store puts a copy into the local tier. The stripe of key must be locked.
 func (c *Cache[V]) store(key string, cp *copied[V], t ticket) {
 	cp.gap = t.gap
-	c.copies.Store(key, cp, int64(cp.size)+int64(len(key))+copyOverhead)
+	c.copies.Store(key, cp, int64(cp.size)+copyOverhead)
 }
 
 // invalidate is what a change of key does in this process: nothing that was read or

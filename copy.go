@@ -15,9 +15,9 @@ import (
 	"github.com/herdgate/herdgate/singleflight"
 )
 
-// copyOverhead is what a local copy costs beside its value and key, in bytes: the
-// copy, its slot and the index entry.
-const copyOverhead = 256
+// copyOverhead is what a copy costs beside its value, in bytes; the local tier adds
+// its key and slot.
+const copyOverhead = 128
 
 // copied is a decoded entry. It does not change once it is in the local tier,
 // except for ask. Times are the gate's monotonic time.

@@ -36,9 +36,9 @@ type round struct {
 // the machine disturbs them alike: b.RunParallel would finish one before the next.
 // It reports
 //
-//   - ns/op, B/op and allocs/op of the first side;
-//   - for each other side its own ns/op, as ns_name, and x_name: how many times as
-//     long the first side took.
+//   - ns/op, ops/s, B/op and allocs/op of the first side;
+//   - ns/op and allocs/op of each other side, as ns_name and allocs_name, and as
+//     x_name how many times as long the first side took.
 //
 // All are medians over the rounds. One b.Loop is a round, not an operation.
 func interleave(b *testing.B, c crowd, sides ...side) {
@@ -52,21 +52,23 @@ func interleave(b *testing.B, c crowd, sides ...side) {
 			rounds[i] = append(rounds[i], c.run(sides[i], n*c.ops()))
 		}
 	}
-	perOp := func(of func(round) float64) func(round) float64 {
-		return func(r round) float64 { return of(r) / float64(c.ops()) }
-	}
-	nanos := perOp(func(r round) float64 { return float64(r.took) })
+	ops := float64(c.ops())
+	nanos := func(r round) float64 { return float64(r.took) / ops }
+	allocs := func(r round) float64 { return float64(r.allocs) / ops }
+	size := func(r round) float64 { return float64(r.bytes) / ops }
 	b.ReportAllocs()
 	b.ReportMetric(median(rounds[0], nanos), "ns/op")
-	b.ReportMetric(math.Floor(median(rounds[0], perOp(func(r round) float64 { return float64(r.bytes) }))), "B/op")
-	b.ReportMetric(math.Floor(median(rounds[0], perOp(func(r round) float64 { return float64(r.allocs) }))), "allocs/op")
+	b.ReportMetric(float64(time.Second)/median(rounds[0], nanos), "ops/s")
+	b.ReportMetric(math.Floor(median(rounds[0], size)), "B/op")
+	b.ReportMetric(math.Floor(median(rounds[0], allocs)), "allocs/op")
 	for i, other := range sides[1:] {
-		n := -1
+		ratios := make([]float64, len(rounds[0]))
+		for n, r := range rounds[0] {
+			ratios[n] = float64(r.took) / float64(rounds[i+1][n].took)
+		}
 		b.ReportMetric(median(rounds[i+1], nanos), "ns_"+other.name)
-		b.ReportMetric(median(rounds[0], func(r round) float64 {
-			n++
-			return float64(r.took) / float64(rounds[i+1][n].took)
-		}), "x_"+other.name)
+		b.ReportMetric(math.Floor(median(rounds[i+1], allocs)), "allocs_"+other.name)
+		b.ReportMetric(quantile(ratios, 0.5), "x_"+other.name)
 	}
 }
 
@@ -85,11 +87,11 @@ func (c crowd) run(s side, from int) round {
 	return round{took: took, allocs: after.Mallocs - before.Mallocs, bytes: after.TotalAlloc - before.TotalAlloc}
 }
 
-// median is the median of what of returns for each element, asked for in order.
-func median[E any](elements []E, of func(E) float64) float64 {
-	values := make([]float64, len(elements))
-	for i, e := range elements {
-		values[i] = of(e)
+// median is the middle of what of says of each round.
+func median(rounds []round, of func(round) float64) float64 {
+	values := make([]float64, len(rounds))
+	for i, r := range rounds {
+		values[i] = of(r)
 	}
 	return quantile(values, 0.5)
 }

@@ -26,7 +26,7 @@ func BenchmarkRemoteHit(b *testing.B) {
 	}{
 		{"goroutines=1", 1 << 12, crowd{goroutines: 1, each: 256}},
 		{"goroutines=64", 1 << 12, crowd{goroutines: 64, each: 64}},
-		{"goroutines=64/onekey", 1, crowd{goroutines: 64, each: 64}},
+		{"goroutines=64,onekey", 1, crowd{goroutines: 64, each: 64}},
 	} {
 		b.Run(run.name, func(b *testing.B) { remoteHit(b, run.keys, run.crowd) })
 	}

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/herdgate/herdgate/lock"
@@ -34,6 +33,18 @@ func TestALoadShorterThanAThirdOfTheTTLCostsNoRenewal(t *testing.T) {
 		time.Sleep(ttl/3 - 1)
 		w.must(lease.Unlock(w.Context()))
 		w.happened(lock.Acquired, lock.Released)
+	})
+}
+
+func TestALeaseOutlivesTheContextOfItsAcquisition(t *testing.T) {
+	inBubble(t, lock.Options{TTL: ttl}, func(w *world) {
+		ctx, cancel := context.WithCancel(w.Context())
+		lease, err := w.engine.TryLock(ctx, "job")
+		w.must(err)
+		cancel()
+		time.Sleep(3 * ttl)
+		w.must(lease.Err())
+		w.must(lease.Unlock(w.Context()))
 	})
 }
 
@@ -252,7 +263,7 @@ func TestARenewalUnderWayIsOverBeforeTheReleaseIsSent(t *testing.T) {
 		var renewing atomic.Bool
 		w.faults.OnRenew(func(_ context.Context, pass func() error) error {
 			renewing.Store(true)
-			time.Sleep(time.Second)
+			time.Sleep(time.Second / 2) // less than what a renewal gets
 			err := pass()
 			renewing.Store(false)
 			return err
@@ -335,6 +346,10 @@ func TestAnUnlockEndsDoneAndEveryContext(t *testing.T) {
 
 func TestManyMayUnlockAtOnce(t *testing.T) {
 	inBubble(t, lock.Options{TTL: ttl}, func(w *world) {
+		w.faults.OnRelease(func(_ context.Context, pass func() error) error {
+			time.Sleep(time.Millisecond)
+			return pass()
+		})
 		lease := w.hold()
 		for range 8 {
 			go func() {
@@ -343,7 +358,7 @@ func TestManyMayUnlockAtOnce(t *testing.T) {
 				}
 			}()
 		}
-		synctest.Wait()
+		time.Sleep(time.Second)
 		w.happened(lock.Acquired, lock.Released)
 	})
 }

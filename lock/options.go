@@ -37,8 +37,8 @@ type Options struct {
 	// Drift is how much earlier than the store the holder counts a lease as ended, for clocks that do not run
 	// equally fast. Zero is 1 % of the TTL + 2 ms, at most a quarter of the TTL; Off is none.
 	Drift time.Duration
-	// CallTimeout bounds an acquire and a release. A renewal gets this or an eighth of the TTL, what is less, so
-	// that several fit before the deadline. Zero is DefaultCallTimeout.
+	// CallTimeout bounds an acquire and a release. A renewal gets this or a tenth of the TTL, what is less, so that
+	// several fit before the deadline. Zero is DefaultCallTimeout.
 	CallTimeout time.Duration
 	// Monitor is told what happens. Nil: nobody is.
 	Monitor Monitor

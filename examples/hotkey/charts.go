@@ -37,7 +37,7 @@ func (r report) charts(c config) ([]chart, error) {
 	charts := []chart{
 		{
 			Title: "Database queries over time",
-			Text:  fmt.Sprintf("All queries that began within each %v. The peaks of cache-aside are herds: everybody who misses queries.", slotWidth),
+			Text:  fmt.Sprintf("All queries that began within each %v. A peak is a herd: every read that finds nothing in Redis sends a query.", slotWidth),
 		},
 		{
 			Title: "Queries for the hot key, added up",
@@ -48,8 +48,8 @@ func (r report) charts(c config) ([]chart, error) {
 			Text:  "At 99 % stands the time within which 99 of 100 reads were answered; further right are the slowest. Both scales are logarithmic.",
 		},
 	}
-	for i, draw := range []func(config) (*plot.Plot, error){r.queriesOverTime, r.hotQueriesAddedUp, r.latencies} {
-		p, err := draw(c)
+	for i, newChart := range []func(config) (*plot.Plot, error){r.queriesOverTime, r.hotQueriesAddedUp, r.latencies} {
+		p, err := newChart(c)
 		if err != nil {
 			return nil, err
 		}
@@ -75,6 +75,7 @@ func (r report) queriesOverTime(c config) (*plot.Plot, error) {
 		}
 		line.FillColor = tint(phaseColor(i))
 	}
+	p.Y.Max *= 1.25 // room for the legend
 	return p, nil
 }
 
@@ -103,7 +104,7 @@ func (r report) hotQueriesAddedUp(c config) (*plot.Plot, error) {
 	}
 	var ticks []plot.Tick
 	for n := int64(1); n < 10*most; n *= 10 {
-		ticks = append(ticks, plot.Tick{Value: float64(n), Label: fmt.Sprint(n)})
+		ticks = append(ticks, plot.Tick{Value: float64(n), Label: strconv.FormatInt(n, 10)})
 	}
 	p.X.Min = 0
 	logarithmic(&p.Y, ticks)

@@ -73,7 +73,7 @@ func openDatabase(j job, m *meter) (*database, error) {
 
 // product runs the query. It is a loader.
 func (db *database) product(ctx context.Context, id string) (product, error) {
-	db.meter.query(id == hotKey)
+	db.meter.query(id)
 	var (
 		p     product
 		slept any
@@ -100,7 +100,7 @@ func prepare(ctx context.Context, target string) error {
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer func() { _ = pool.Close() }()
 	if _, err := pool.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS hotkey_products (id BIGINT PRIMARY KEY, name TEXT NOT NULL, price_cents BIGINT NOT NULL)`); err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func runPhase(ctx context.Context, j job, stderr io.Writer) (result, error) {
 			return result{}, errors.New("an instance did not begin with being ready")
 		}
 	}
-	fmt.Fprintf(stderr, "%-11s  %d instances × %d callers warm up for %v\n", j.Phase, j.Instances, j.Callers, j.warmUp())
+	_, _ = fmt.Fprintf(stderr, "%-11s  %d instances × %d callers warm up for %v\n", j.Phase, j.Instances, j.Callers, j.warmUp())
 	if err := sleep(ctx, j.warmUp()); err != nil {
 		return result{}, err
 	}
@@ -118,7 +118,7 @@ func (f *fleet) showProgress(j job, quit <-chan struct{}) {
 			now.HotQueries += i.progress.HotQueries
 			i.mu.Unlock()
 		}
-		fmt.Fprintf(f.stderr, "%-11s  %3ds of %v  %6d reads/s  %5d queries/s, of them %4d for the hot key\n", j.Phase, second, j.Duration,
+		_, _ = fmt.Fprintf(f.stderr, "%-11s  %3ds of %v  %6d reads/s  %5d queries/s, of them %4d for the hot key\n", j.Phase, second, j.Duration,
 			now.Requests-before.Requests, now.Queries-before.Queries, now.HotQueries-before.HotQueries)
 		before = now
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	_ "embed" // the page
+	"errors"
 	"fmt"
 	"html/template"
 	"os"
@@ -18,7 +19,7 @@ type chart struct {
 }
 
 // writeHTML writes the report as one page that loads nothing from anywhere.
-func (r report) writeHTML(c config) error {
+func (r report) writeHTML(c config) (err error) {
 	charts, err := r.charts(c)
 	if err != nil {
 		return err
@@ -31,17 +32,13 @@ func (r report) writeHTML(c config) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	err = t.Execute(file, map[string]any{
+	defer func() { err = errors.Join(err, file.Close()) }()
+	return t.Execute(file, map[string]any{
 		"Setting": c.setting(),
 		"Phases":  r.Phases,
 		"Charts":  charts,
 		"Rows":    r.rows(),
 	})
-	if err != nil {
-		return err
-	}
-	return file.Close()
 }
 
 func (c config) setting() string {

@@ -71,12 +71,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if err := r.writeHTML(c); err != nil {
 			return fmt.Errorf("-out %q: %w", c.out, err)
 		}
-		fmt.Fprintf(stderr, "wrote %s\n", c.out)
+		_, _ = fmt.Fprintf(stderr, "wrote %s\n", c.out)
 	}
 	if c.json {
 		return json.NewEncoder(stdout).Encode(r)
 	}
-	return r.writeTable(stdout)
+	_, err = io.WriteString(stdout, r.table())
+	return err
 }
 
 // world is what all instances share.
@@ -135,6 +136,6 @@ func (w *world) job(c config, phase string) job {
 
 func ping(ctx context.Context, addr string) error {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
-	defer rdb.Close()
+	defer func() { _ = rdb.Close() }()
 	return rdb.Ping(ctx).Err()
 }

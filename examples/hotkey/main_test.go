@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -99,32 +97,4 @@ func checkPage(t *testing.T, file string) {
 			t.Errorf("the page is not self-contained: it has %q", loads)
 		}
 	}
-}
-
-func TestAnInterruptedRunLeavesNothingBehind(t *testing.T) {
-	tmp := t.TempDir()
-	t.Setenv("TMPDIR", tmp)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	interrupted := errors.New("interrupted")
-	progress := writerFunc(func(p []byte) {
-		if strings.Contains(string(p), "warm up") {
-			cancel(interrupted)
-		}
-	})
-	// That run returns shows that the instances have ended: it waits for them.
-	err := run(ctx, []string{"-instances", "2", "-callers", "5"}, io.Discard, progress)
-	if !errors.Is(err, interrupted) {
-		t.Errorf("the run ended with %v", err)
-	}
-	left, err := os.ReadDir(tmp)
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
-}
-
-type writerFunc func([]byte)
-
-func (f writerFunc) Write(p []byte) (int, error) {
-	f(p)
-	return len(p), nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -17,7 +16,7 @@ const slotWidth = 100 * time.Millisecond
 // nothing, until start. Safe for concurrent use.
 type meter struct {
 	window     atomic.Pointer[window]
-	requests   atomic.Int64 // begun
+	requests   atomic.Int64 // that have ended
 	redisCalls atomic.Int64
 }
 
@@ -46,7 +45,8 @@ func (m *meter) over() bool {
 	return w != nil && !time.Now().Before(w.end)
 }
 
-func (m *meter) query(hot bool) {
+// query counts a query for a key.
+func (m *meter) query(key string) {
 	now := time.Now()
 	w := m.open(now)
 	if w == nil {
@@ -54,7 +54,7 @@ func (m *meter) query(hot bool) {
 	}
 	slot := now.Sub(w.start) / slotWidth
 	w.all[slot].Add(1)
-	if hot {
+	if key == hotKey {
 		w.hot[slot].Add(1)
 	}
 }
@@ -85,9 +85,7 @@ type redisHook struct {
 }
 
 // DialHook implements redis.Hook.
-func (h redisHook) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
+func (redisHook) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook implements redis.Hook.
 func (h redisHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

@@ -14,8 +14,8 @@ func TestOnlyTheMeasuredTimeIsCounted(t *testing.T) {
 		hook := redisHook{meter: &m, namespace: "ns"}
 		get := redis.NewStringCmd(t.Context(), "get", "k")
 		act := func() {
-			m.query(true)
-			m.query(false)
+			m.query(hotKey)
+			m.query("2")
 			hook.count(get)
 		}
 		act()

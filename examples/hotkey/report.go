@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -127,19 +128,19 @@ func (r report) rows() []row {
 	return rows
 }
 
-// writeTable writes the table of all phases.
-func (r report) writeTable(w io.Writer) error {
-	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprint(table, "\t")
+// table is the report as text.
+func (r report) table() string {
+	var b strings.Builder
 	for _, p := range r.Phases {
-		fmt.Fprintf(table, "%s\t", p.Name)
+		b.WriteString("\t" + p.Name)
 	}
 	for _, row := range r.rows() {
-		fmt.Fprintf(table, "\n%s\t", row.Name)
-		for _, value := range row.Values {
-			fmt.Fprintf(table, "%s\t", value)
-		}
+		b.WriteString("\t\n" + row.Name + "\t" + strings.Join(row.Values, "\t"))
 	}
-	fmt.Fprintln(table)
-	return table.Flush()
+	b.WriteString("\t\n")
+	var aligned strings.Builder
+	w := tabwriter.NewWriter(&aligned, 0, 0, 3, ' ', tabwriter.AlignRight)
+	_, _ = io.WriteString(w, b.String()) // a Builder takes all
+	_ = w.Flush()
+	return aligned.String()
 }

@@ -15,7 +15,7 @@ func TestKeysOfTheEmbeddedServerExpire(t *testing.T) {
 	}
 	defer s.close()
 	rdb := redis.NewClient(&redis.Options{Addr: s.addr()})
-	defer rdb.Close()
+	defer func() { _ = rdb.Close() }()
 	if err := rdb.Set(t.Context(), "k", "v", 20*time.Millisecond).Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -39,9 +39,9 @@ func TestQuantilesOfAHistogramAreThoseOfItsDurations(t *testing.T) {
 	all.add(b)
 	for _, test := range []struct {
 		q    float64
-		want time.Duration
+		want int
 	}{{0, 1}, {0.5, 500}, {0.99, 990}, {0.999, 999}, {1, 1000}} {
-		want := test.want * time.Millisecond
+		want := time.Duration(test.want) * time.Millisecond
 		if got := all.quantile(test.q); got < want || float64(got) > float64(want)*(1+1.0/32) {
 			t.Errorf("quantile %v is %v, want %v", test.q, got, want)
 		}

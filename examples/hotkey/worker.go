@@ -49,10 +49,10 @@ func work(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer db.pool.Close()
+	defer func() { _ = db.pool.Close() }()
 	// A connection for each caller: nobody waits for one.
 	rdb := redis.NewClient(&redis.Options{Addr: w.job.Redis, PoolSize: w.job.Callers})
-	defer rdb.Close()
+	defer func() { _ = rdb.Close() }()
 	rdb.AddHook(redisHook{meter: &w.meter, namespace: w.job.Namespace})
 	var end func(context.Context) error
 	if w.reader, end, err = newReader(ctx, w.job, rdb, db); err != nil {

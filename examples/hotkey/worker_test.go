@@ -43,9 +43,9 @@ func TestBothReadersGiveTheProductAndKeepIt(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer db.pool.Close()
+			defer func() { _ = db.pool.Close() }()
 			rdb := redis.NewClient(&redis.Options{Addr: j.Redis})
-			defer rdb.Close()
+			defer func() { _ = rdb.Close() }()
 			r, end, err := newReader(t.Context(), j, rdb, db)
 			if err != nil {
 				t.Fatal(err)
@@ -87,4 +87,11 @@ func testJob(t *testing.T, phase string) job {
 		Phase: phase, Redis: s.addr(), DB: file, Namespace: "test", Instances: 1, Callers: 2,
 		TTL: time.Minute, Load: time.Millisecond, Duration: time.Minute,
 	}
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
 }

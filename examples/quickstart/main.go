@@ -33,7 +33,7 @@ func main() {
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(1) //nolint:revive // the last line of main
+		os.Exit(1)
 	}
 }
 
@@ -58,10 +58,10 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 
 	rdb := redis.NewClient(&redis.Options{Addr: *redisAddr})
-	defer rdb.Close()
+	defer func() { _ = rdb.Close() }()
 	gate, err := herdgate.Open(ctx, herdgate.Options{Redis: rdb, Namespace: "quickstart"})
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func serve(ctx context.Context, addr string, s *service, out io.Writer) error {
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	fmt.Fprintf(out, "serving http://%s/products/1\n", listener.Addr())
+	_, _ = fmt.Fprintf(out, "serving http://%s/products/1\n", listener.Addr())
 	select {
 	case err := <-served:
 		return err
@@ -94,7 +94,9 @@ func serve(ctx context.Context, addr string, s *service, out io.Writer) error {
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 	defer cancel()
 	err = server.Shutdown(drain)
-	<-served // http.ErrServerClosed
+	if serveErr := <-served; !errors.Is(serveErr, http.ErrServerClosed) {
+		err = errors.Join(err, serveErr)
+	}
 	return err
 }
 

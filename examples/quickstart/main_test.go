@@ -57,7 +57,7 @@ func get(t *testing.T, client *http.Client, url string) (status int, body string
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	b, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestADatabaseThatDoesNotAnswerIsServiceUnavailable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer gate.Close(t.Context())
+	defer func() { _ = gate.Close(t.Context()) }()
 	s, err := newService(gate, db)
 	if err != nil {
 		t.Fatal(err)

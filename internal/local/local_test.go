@@ -208,19 +208,41 @@ func TestEvictedSlotIsNotAdmittedAgain(t *testing.T) {
 	}
 }
 
-func TestContentLargerThanTheBudgetDoesNotStay(t *testing.T) {
+// What Set tells a policy that has not admitted the slot yet ends in a rejection.
+func TestCostToldBeforeTheAdmissionIsNoRejection(t *testing.T) {
+	tier := newTier(t, mib)
+	m := NewMap[int](tier)
+	m.Store("blocker", new(0), 8)
+	settle(t, tier, m)
+	blocker, _ := m.index.Load("blocker")
+	blocker.mu.Lock()
+	tier.policy.Set(m.hash("blocker"), blocker, 0)
+	m.Store("key", new(1), 8)
+	waiting, _ := m.index.Load("key")
+	if !tier.policy.Set(m.hash("key"), waiting, 0) {
+		t.Error("the buffer is full")
+	}
+	blocker.mu.Unlock()
+	settle(t, tier, m)
+	if v := m.Load("key"); v == nil || *v != 1 || tier.Stats().Rejected != 0 {
+		t.Errorf("Load = %v and %+v, want 1 and no rejection", v, tier.Stats())
+	}
+}
+
+func TestContentLargerThanTheBudgetIsNotStored(t *testing.T) {
 	tier := newTier(t, mib)
 	m := NewMap[int](tier)
 	m.Store("kept", new(0), 8)
-	settle(t, tier, m)
-	m.Store("rejected", new(1), mib+1)
-	settle(t, tier, m)
-	m.Store("dropped", new(2), 1<<62)
-	if m.Load("kept") == nil || m.Load("rejected") != nil || m.Load("dropped") != nil {
-		t.Error("want the small entry only")
+	for i, cost := range []int64{mib, mib + 1, 1 << 62} {
+		key := strconv.Itoa(i)
+		m.Store(key, new(1), cost)
+		if m.Load(key) != nil {
+			t.Errorf("a content of %d bytes was stored", cost)
+		}
 	}
-	if s := tier.Stats(); s.Rejected != 1 || s.Dropped != 1 {
-		t.Errorf("Stats = %+v, want 1 rejected and 1 dropped", s)
+	settle(t, tier, m)
+	if s := tier.Stats(); s.Dropped != 3 || s.Evicted != 0 || m.Load("kept") == nil {
+		t.Errorf("Stats = %+v, want 3 dropped and the small entry kept", s)
 	}
 }
 

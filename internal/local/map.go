@@ -47,8 +47,8 @@ func (m *Map[C]) Load(key string) *C {
 // Store makes c the content of key at once, unless there is no room for it. cost
 // is the size of c in bytes; the key and the bookkeeping are added to it.
 //
-// There is no room while the policy is too far behind with what was stored
-// before, or closed; a new entry may also be rejected or evicted any
+// There is no room for what costs more than the whole budget, while the policy is
+// too far behind with what was stored before, and once the tier is closed; a new entry may also be rejected or evicted any
 // time later. An older content of the key is gone in every case.
 func (m *Map[C]) Store(key string, c *C, cost int64) {
 	t := m.tier
@@ -60,7 +60,7 @@ func (m *Map[C]) Store(key string, c *C, cost int64) {
 	}
 	// There is no slot, or the policy has just dropped it and its removal from
 	// the index is under way: that removes the dropped one only.
-	if !t.reserve(cost) {
+	if !t.reserve(cost, 0) {
 		t.dropped.Add(1)
 		return
 	}
@@ -91,8 +91,8 @@ func (m *Map[C]) Len() int { return int(m.count.Load()) }
 func (m *Map[C]) hash(key string) uint64 { return maphash.String(m.seed, key) }
 
 func (m *Map[C]) fullCost(key string, cost int64) int64 {
-	// What exceeds the limit exceeds it by however much.
-	return min(max(cost, 0), m.tier.limit) + int64(len(key)) + perEntry
+	// What exceeds the budget exceeds it by however much.
+	return min(max(cost, 0), m.tier.budget) + int64(len(key)) + perEntry
 }
 
 // A slot is the place of one key in an index. The policy decides over the slot;
@@ -119,21 +119,16 @@ func (s *slot[C]) replace(c *C, cost int64) bool {
 	if s.evicted {
 		return false
 	}
-	if !t.reserve(cost - s.cost) {
+	if !t.reserve(cost, s.cost) {
 		t.dropped.Add(1)
 		c, cost = nil, min(s.cost, s.owner.fullCost(s.key, 0))
-		t.reserve(cost - s.cost)
+		t.reserve(cost, s.cost)
 	}
 	s.cost = cost
 	s.setContent(c)
-	if s.cost == s.told {
-		return true
-	}
-	// A Set of a slot that waits for its admission would end as its rejection;
-	// that slot is still going to be asked for its cost.
-	hash := s.owner.hash(s.key)
-	if admitted, ok := t.policy.Get(hash); ok && admitted == evictable(s) {
-		t.policy.Set(hash, s, 0)
+	// If the buffer is full the cost stays untold until the next content comes.
+	if s.told != s.cost {
+		t.policy.Set(s.owner.hash(s.key), s, 0)
 	}
 	return true
 }
@@ -166,7 +161,7 @@ func (s *slot[C]) evict() bool {
 	}
 	s.evicted = true
 	s.setContent(nil)
-	s.owner.tier.reserve(-s.cost)
+	s.owner.tier.reserve(0, s.cost)
 	s.cost = 0
 	s.mu.Unlock()
 	s.unindex()

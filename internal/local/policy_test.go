@@ -7,6 +7,8 @@ package local
 
 import (
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -34,5 +36,32 @@ func TestOftenLoadedKeysOutliveAStreamOfOthers(t *testing.T) {
 	}
 	if left < hot*9/10 {
 		t.Errorf("%d of %d hot keys are left", left, hot)
+	}
+	if s := tier.Stats(); s.Rejected == 0 {
+		t.Errorf("%+v: none of the stream was rejected", s)
+	}
+}
+
+// A load that tells a policy of a key while it closes sends on a closed channel.
+func TestLoadsMayRunWhileTheTierCloses(t *testing.T) {
+	for range 30 {
+		tier := newTier(t, mib)
+		var stop atomic.Bool
+		var loads atomic.Int64
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for i := uint64(0); !stop.Load(); i++ {
+					tier.touch(i)
+					loads.Add(1)
+				}
+			})
+		}
+		for loads.Load() < 1_000 {
+			tier.touch(0)
+		}
+		tier.Close()
+		stop.Store(true)
+		wg.Wait()
 	}
 }

@@ -54,7 +54,7 @@ type Limits struct {
 type Stats struct {
 	Bytes    int64  // what the entries in the indexes cost
 	Entries  int64  // entries with a content
-	Dropped  uint64 // stores that found no room: the policy was behind, or closed
+	Dropped  uint64 // stores that found no room: the policy was behind, the tier closed, or the budget smaller
 	Rejected uint64 // new entries that the policy did not find worth keeping
 	Evicted  uint64 // entries that made room for others, or were left at Close
 }
@@ -63,7 +63,8 @@ type Stats struct {
 // concurrently.
 type Tier struct {
 	policy *ristretto.Cache[uint64, evictable]
-	limit  int64 // of bytes
+	budget int64 // Limits.Bytes
+	limit  int64 // of bytes: the budget and what may wait for the policy
 
 	// mu is held for reading around every use of policy and for writing while it
 	// closes: used meanwhile it panics. Used afterwards it refuses everything.
@@ -88,7 +89,7 @@ func New(limits Limits) (*Tier, error) {
 	if limits.Bytes < 1 || limits.Bytes > maxBytes {
 		return nil, fmt.Errorf("local: Limits.Bytes is %d; it must be from 1 to %d", limits.Bytes, int64(maxBytes))
 	}
-	t := &Tier{limit: limits.Bytes + max(limits.Bytes/8, minAhead)}
+	t := &Tier{budget: limits.Bytes, limit: limits.Bytes + max(limits.Bytes/8, minAhead)}
 	policy, err := ristretto.NewCache(&ristretto.Config[uint64, evictable]{
 		NumCounters: min(max(limits.Bytes/bytesPerCounter, minCounters), maxCounters),
 		MaxCost:     limits.Bytes,
@@ -106,8 +107,8 @@ func New(limits Limits) (*Tier, error) {
 		},
 		IgnoreInternalCost: true, // perEntry counts it
 		// A store while these run waits in a bounded buffer: they must be quick.
-		OnEvict:                func(i *ristretto.Item[evictable]) { count(&t.evicted, i) },
-		OnReject:               func(i *ristretto.Item[evictable]) { count(&t.rejected, i) },
+		OnEvict:                t.onEvict,
+		OnReject:               t.onReject,
 		TtlTickerDurationInSec: never,
 	})
 	if err != nil {
@@ -117,9 +118,20 @@ func New(limits Limits) (*Tier, error) {
 	return t, nil
 }
 
-func count(n *atomic.Uint64, i *ristretto.Item[evictable]) {
+func (t *Tier) onEvict(i *ristretto.Item[evictable]) {
 	if i.Value != nil && i.Value.evict() {
-		n.Add(1)
+		t.evicted.Add(1)
+	}
+}
+
+// onReject also hears of slots that stay: a Set that tells a cost, sent before the
+// slot was seen to be admitted, updates the cost and ends here nevertheless.
+func (t *Tier) onReject(i *ristretto.Item[evictable]) {
+	if admitted, ok := t.policy.Get(i.Key); ok && admitted == i.Value {
+		return
+	}
+	if i.Value.evict() {
+		t.rejected.Add(1)
 	}
 }
 
@@ -143,15 +155,19 @@ func (t *Tier) Stats() Stats {
 	}
 }
 
-// reserve accounts for n more bytes, or for -n fewer, which always succeeds.
-func (t *Tier) reserve(n int64) bool {
-	switch {
-	case t.bytes.Add(n) <= t.limit || n <= 0:
+// reserve accounts for an entry that costs now instead of before, in bytes. It is
+// false, and accounts for nothing, if that is more and there is no room for it.
+func (t *Tier) reserve(now, before int64) bool {
+	switch n := now - before; {
+	case n <= 0:
+		t.bytes.Add(n)
 		return true
-	default:
+	case now <= t.budget && t.bytes.Add(n) <= t.limit:
+		return true
+	case now <= t.budget:
 		t.bytes.Add(-n)
-		return false
 	}
+	return false
 }
 
 // touch tells the policy that the key of this hash was asked for. It does not

@@ -338,6 +338,19 @@ func TestAnExpireWithoutMemoryNeverLeavesTheEntryFresh(t *testing.T) {
 	}
 }
 
+func TestALoserIsToldOfTheLeaseAlsoWithoutMemory(t *testing.T) {
+	t.Parallel()
+	rdb, fill := full(t)
+	s := newStore(rdb)
+	keys := s.Keys("c", "k")
+	acquired(t, s, keys, "a")
+	fill(true)
+	f, err := s.Acquire(t.Context(), keys, Acquire{Owner: "b", TTL: life, Wait: true})
+	if err != nil || f.State != Held {
+		t.Errorf("acquire: %+v, %v, want Held", f, err)
+	}
+}
+
 func TestAnAcquireWithoutMemoryGrantsNothing(t *testing.T) {
 	t.Parallel()
 	rdb, fill := full(t)

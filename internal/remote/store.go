@@ -173,10 +173,11 @@ type Found struct {
 // Acquire asks for the lease of keys. A lost reply is asked for again with the same
 // owner, so that a grant is recognised as ours.
 func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error) {
+	ttl := millis(a.TTL)
 	send := func(ctx context.Context) (Found, error) {
 		sentAt, sent := time.Now(), s.clock.mono()
 		v, err := s.acquire.run(ctx, s.rdb, again, []string{keys.V, keys.B},
-			a.Owner, millis(a.TTL), a.Seen, s.notAfter(), a.Wait, a.Force)
+			a.Owner, ttl, a.Seen, s.notAfter(), a.Wait, a.Force)
 		if err != nil {
 			return Found{}, err
 		}
@@ -199,7 +200,7 @@ func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error
 		case "PASS":
 			f.State, f.Rest = Pass, rest()
 		case "VOID":
-			s.clock.forget() // our idea of its time was wrong, or the request very late
+			s.void(ctx)
 			f.State = Void
 		default:
 			r.fail(0, "a state")
@@ -244,9 +245,10 @@ const (
 // Commit stores the entry if the lease is still exactly the one of the claim. It
 // may be sent twice: the entry's version tells that the first copy did it.
 func (s *Store) Commit(ctx context.Context, keys Keys, c Commit) (Stored, error) {
+	px, interval, pass := millis(c.PX), millis(c.Interval), millis(c.Pass)
 	return retried(ctx, s, func(ctx context.Context) (Stored, error) {
-		return s.stored(ctx, s.commit, again, keys, c.Claim.Owner, nonce(c.Claim), c.Entry, millis(c.PX),
-			millis(c.Interval), millis(c.Pass), s.channel, wakeUp(c.Cache, c.Key))
+		return s.stored(ctx, s.commit, again, keys, c.Claim.Owner, nonce(c.Claim), c.Entry, px,
+			interval, pass, s.channel, wakeUp(c.Cache, c.Key))
 	})
 }
 
@@ -275,18 +277,18 @@ type Finish struct {
 // Finish lets the lease of the claim go; false means that it was not held any more,
 // or that a first copy whose reply was lost did it.
 func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
+	code := f.Code
+	if code == "" {
+		code = "none"
+	}
+	ms, interval := "0", millis(f.Interval)
+	if f.State != FinishNothing {
+		ms = millis(f.For)
+	}
 	return retried(ctx, s, func(ctx context.Context) (bool, error) {
 		sent := s.clock.mono()
-		code := f.Code
-		if code == "" {
-			code = "none"
-		}
-		ms := "0"
-		if f.State != FinishNothing {
-			ms = millis(f.For)
-		}
 		v, err := s.finish.run(ctx, s.rdb, again, []string{keys.V, keys.B}, f.Claim.Owner, nonce(f.Claim), string(f.State),
-			ms, code, f.Drop, millis(f.Interval), s.channel, wakeUp(f.Cache, f.Key))
+			ms, code, f.Drop, interval, s.channel, wakeUp(f.Cache, f.Key))
 		if err != nil {
 			return false, err
 		}
@@ -323,12 +325,13 @@ type Change struct {
 // Change applies a change and announces it. Deletes and expiries may be sent twice;
 // a set is sent exactly once, since a late second copy could undo a newer one.
 func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error) {
+	interval := millis(c.Interval)
 	px, how, apply := "0", again, retried[Stored]
 	if c.Op == OpSet {
 		px, how, apply = millis(c.PX), once, bounded[Stored]
 	}
 	send := func(ctx context.Context) (Stored, error) {
-		return s.stored(ctx, s.change, how, keys, string(c.Op), s.notAfter(), millis(c.Interval),
+		return s.stored(ctx, s.change, how, keys, string(c.Op), s.notAfter(), interval,
 			s.channel, invalidation(s.instance, c), c.Entry, px)
 	}
 	stored, err := apply(ctx, s, send)
@@ -360,11 +363,19 @@ func (s *Store) stored(ctx context.Context, sc *script, how sends, keys Keys, ar
 	case "NOT_STORED":
 		return NotStored, nil
 	case "VOID":
-		s.clock.forget()
+		s.void(ctx)
 		return TooLate, nil
 	}
 	r.fail(0, "a state")
 	return 0, r.err
+}
+
+// void is told that a request came after its time. Unless its caller has given up,
+// so that it really was late, our idea of the server's time is wrong.
+func (s *Store) void(ctx context.Context) {
+	if ctx.Err() == nil {
+		s.clock.forget()
+	}
 }
 
 // ServerNow is the server's time since the epoch. It asks the server when no reply
@@ -420,8 +431,9 @@ func (leases) Capabilities() lock.Capabilities { return lock.Capabilities{} }
 
 // Renew implements lock.Backend.
 func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) error {
+	ms := millis(ttl)
 	held, err := bounded(ctx, l.s, func(ctx context.Context) (bool, error) {
-		v, err := l.s.renew.run(ctx, l.s.rdb, again, []string{c.Name}, c.Owner, nonce(c), millis(ttl))
+		v, err := l.s.renew.run(ctx, l.s.rdb, again, []string{c.Name}, c.Owner, nonce(c), ms)
 		return v == int64(1), err
 	})
 	if err == nil && !held {
@@ -434,7 +446,8 @@ func nonce(c lock.Claim) string { return strconv.FormatUint(c.Token, 10) }
 
 // millis writes a lifetime for Redis: whole milliseconds, rounded up. A lifetime
 // that is not positive would mean "for ever" or "at once" there; the constructors
-// refuse it, so one that comes this far is a fault of this library.
+// refuse it, so one that comes this far is a fault of this library. It is told to
+// the caller: called before a command gets its goroutine, where no one can recover.
 func millis(d time.Duration) string {
 	if d <= 0 {
 		panic(fmt.Sprintf("herdgate: lifetime of %v", d))

@@ -39,7 +39,7 @@ if b then
   end
   if owner and not force then
     if ARGV[5] == '1' and w == '0' then
-      redis.call('SETRANGE', KEYS[2], 2, '1') -- its end stays exactly where its holder believes it
+      redis.pcall('SETRANGE', KEYS[2], 2, '1') -- the lease ends where its holder believes; without memory nobody is woken
     end
     return {'HELD', stamp, ms}
   end
