@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -310,4 +311,54 @@ func TestOpenSaysWhatRedisRefuses(t *testing.T) {
 	if _, err := herdgate.Open(t.Context(), herdgate.Options{Redis: server.Client(t)}); err == nil || !strings.Contains(err.Error(), "NOAUTH") {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestAClusterIsUsedLikeASingleServer(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.StartCluster(t)
+	gate := func() *herdgate.Gate {
+		return openGate(t, herdgate.Options{Namespace: "test", Redis: cluster.Client(t)})
+	}
+	o := newOrigin(20 * time.Millisecond)
+	policy := herdgate.Policy{MinRebuildInterval: time.Millisecond}
+	a, b := newCache(t, gate(), o.load, policy), newCache(t, gate(), o.load, policy)
+	keys := []string{"", "1", "2", "3", "{tag}1", "{tag}2", "a}b", "{}x", "ü\x00\n %"}
+	for _, key := range keys {
+		values, errs := herd(t, 10, func() (string, error) { return a.Get(t.Context(), key) })
+		if err := errors.Join(errs...); err != nil {
+			t.Fatalf("key %q: %v", key, err)
+		}
+		if v := get(t, b, key); v != values[0] {
+			t.Errorf("key %q: %q and %q", key, values[0], v)
+		}
+	}
+	if n := o.loads.Load(); n != int64(len(keys)) {
+		t.Errorf("%d loads of %d keys", n, len(keys))
+	}
+	if err := a.Delete(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		testutil.Eventually(t, 5*time.Second, func() bool {
+			n, _ := strconv.Atoi(get(t, b, key)[len(key)+1:])
+			return n > len(keys)
+		}, fmt.Sprintf("the copy of key %q is dropped", key))
+	}
+}
+
+func TestAGateOpensWhileRedisIsOut(t *testing.T) { // I6
+	t.Parallel()
+	server := testutil.StartRedis(t)
+	server.Kill()
+	g := openGate(t, herdgate.Options{Namespace: "test", Redis: server.Client(t), RedisTimeout: 100 * time.Millisecond})
+	o := newOrigin(0)
+	c := newCache(t, g, o.load, herdgate.Policy{})
+	if r, err := c.Lookup(t.Context(), "k"); err != nil || r.Outcome != herdgate.OutcomeUnlocked {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	server.Restart()
+	testutil.Eventually(t, 10*time.Second, func() bool {
+		r, err := c.Lookup(t.Context(), "k")
+		return err == nil && r.Outcome == herdgate.OutcomeLocal
+	}, "Redis is used once it is there")
 }

@@ -102,8 +102,8 @@ type slot[C any] struct {
 	owner   *Map[C]
 	key     string
 
-	// mu is the innermost lock but for those inside ristretto's Get and Set; they
-	// never wait for its callbacks. It is not held while the index is changed.
+	// mu is held around ristretto's Set, which never waits for the callbacks that
+	// take mu, and never while the index is changed.
 	mu      sync.Mutex
 	cost    int64 // what is reserved for the slot
 	told    int64 // the cost that the policy reckons with; 0 until it has asked

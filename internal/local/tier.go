@@ -4,9 +4,8 @@
 // Each cache keeps an index of its own (a [Map]) from keys to slots, and what is
 // in an index can be read: at once after it was stored, without an allocation,
 // and in its newest content. ristretto decides which slots stay. It holds slots,
-// never contents, so it hears of a key once, however often the content changes:
-// it would lose a second Set of a new key that comes before it has digested the
-// first.
+// never contents, so it hears of a key once, and then only of changed costs: a
+// content that is set again before ristretto has digested the first would be lost.
 package local
 
 import (
