@@ -31,6 +31,7 @@ type copied[V any] struct {
 	fresh time.Duration // until when
 	hard  time.Duration // until when it may be served stale
 	check time.Duration // until when it may be served without asking Redis
+	ahead time.Duration // from when on the copy is looked after behind a hit: early, or shortly before check
 	gap   uint64
 	ask   atomic.Int64 // a hit before this time starts no refresh
 }
@@ -46,7 +47,7 @@ const askPause = 10 * time.Millisecond
 
 // due reports whether the caller is to start a refresh: one caller in each askPause.
 func (cp *copied[V]) due(now time.Duration) bool {
-	if now < cp.early {
+	if now < cp.ahead {
 		return false
 	}
 	at := cp.ask.Load()
@@ -64,7 +65,7 @@ func (cp *copied[V]) age(now time.Duration) time.Duration { return max(0, now-cp
 func (cp *copied[V]) expired(now time.Duration) *copied[V] {
 	return &copied[V]{
 		content: cp.content, size: cp.size, seen: cp.seen,
-		built: cp.built, early: now, fresh: now, hard: cp.hard, check: cp.check,
+		built: cp.built, early: now, ahead: now, fresh: now, hard: cp.hard, check: cp.check,
 	}
 }
 
@@ -162,9 +163,12 @@ func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duratio
 	if c.size != nil && !of.missing {
 		cp.size = int(max(0, c.size(of.value)))
 	}
-	cp.check = cp.hard
-	if c.gate.store != nil {
-		cp.check = min(cp.hard, c.gate.now()+c.policy.LocalTTL)
+	cp.check, cp.ahead = cp.hard, cp.early
+	if c.gate.store != nil && c.copies != nil {
+		// A hot copy is checked in the last tenth of its LocalTTL, so that no caller
+		// waits for Redis at its end.
+		check := c.gate.now() + c.policy.LocalTTL
+		cp.check, cp.ahead = min(cp.hard, check), min(cp.early, check-c.policy.LocalTTL/10)
 	}
 	return cp
 }
@@ -217,7 +221,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	if !known {
 		// Marked stale by Expire, or stamped by another clock: stale, and for how long
 		// more cannot be told. That Redis still has it says that it is not over (I11).
-		cp.built, cp.early, cp.fresh = now-l.hard, now, now
+		cp.built, cp.early, cp.ahead, cp.fresh = now-l.hard, now, now, now
 		cp.hard = now
 		if l.hard > l.fresh {
 			cp.hard = now + l.hard - l.fresh

@@ -242,7 +242,11 @@ func TestAnotherProcessLoadsWhenTheLoadingOneIsKilled(t *testing.T) {
 	killed.kill()
 
 	next := source.next(t)
-	t.Logf("from the kill to the next load %v (goal %v)", next.began.Sub(start), lockTTL+100*time.Millisecond)
+	took := next.began.Sub(start)
+	t.Logf("from the kill to the next load %v (goal %v)", took, lockTTL+100*time.Millisecond)
+	if took > lockTTL*5/2 {
+		t.Errorf("the next load began %v after the kill, want it when %v have passed", took, lockTTL)
+	}
 	next.answer()
 	for _, got := range []Answers{atB.wait(t), atC.wait(t)} {
 		if got.Values[next.Item] != 10 {

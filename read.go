@@ -12,7 +12,7 @@ import (
 func (c *Cache[V]) hit(key string) (V, bool, error) {
 	if c.copies != nil && !c.gate.closed.Load() {
 		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) {
-			if now := c.gate.now(); now < cp.early && now < cp.check {
+			if now := c.gate.now(); now < cp.ahead {
 				c.events.got(key, OutcomeLocal, 0, cp.err())
 				return c.cloned(cp.value), true, cp.err()
 			}

@@ -154,3 +154,22 @@ func TestAGateWithoutRedisLoadsOnceAndKeeps(t *testing.T) {
 		}
 	})
 }
+
+func TestAHotLocalCopyIsCheckedBehindItsCallers(t *testing.T) {
+	virtually(t, func(w *world) {
+		o := newOrigin(time.Second)
+		a := newCache(w.T, w.gate(), o.load, herdgate.Policy{LocalTTL: time.Second})
+		b := newCache(w.T, w.gate(), o.load, herdgate.Policy{LocalTTL: time.Second})
+		get(w.T, a, "k")
+		get(w.T, b, "k")
+		for range 300 {
+			w.pass(20 * time.Millisecond)
+			if r, err := b.Lookup(w.Context(), "k"); err != nil || r.Outcome != herdgate.OutcomeLocal {
+				w.Fatalf("got %+v, %v", r, err)
+			}
+		}
+		if s := b.Stats(); s.LeasesWon+s.LeasesHeld+s.Refreshes != 0 {
+			w.Errorf("a check is no refresh: %+v", s)
+		}
+	})
+}

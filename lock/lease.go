@@ -26,9 +26,9 @@ type Lease struct {
 	lastErr  error      // of the last renewal, nil if it succeeded
 	cancels  []context.CancelCauseFunc
 
-	unlocking sync.Mutex // protects the fields below, and serialises the releases
-	settled   bool       // the store has answered a release
-	unsure    bool       // a release got no answer, so it may have worked
+	unlocking chan struct{} // of one place, protects the fields below; no mutex, because a release takes time in it
+	settled   bool          // the store has answered a release
+	unsure    bool          // a release got no answer, so it may have worked
 	unlockErr error
 }
 
@@ -37,12 +37,13 @@ type Lease struct {
 // make a lease that is lost from the start, with that error.
 func Hold(ctx context.Context, backend Backend, claim Claim, sentAt time.Time, opts HoldOptions) *Lease {
 	l := &Lease{
-		backend: backend,
-		claim:   claim,
-		opts:    opts.withDefaults(),
-		since:   sentAt,
-		watched: make(chan struct{}),
-		done:    make(chan struct{}),
+		backend:   backend,
+		claim:     claim,
+		opts:      opts.withDefaults(),
+		since:     sentAt,
+		watched:   make(chan struct{}),
+		done:      make(chan struct{}),
+		unlocking: make(chan struct{}, 1),
 	}
 	if err := opts.Validate(); err != nil {
 		l.err = fmt.Errorf("%w: %q: %w", ErrLost, claim.Name, err)
@@ -137,8 +138,8 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	// A renewal that is under way comes first: it could not bring the lock back, but it would see the release as a loss.
 	_ = l.Stop()
 
-	l.unlocking.Lock()
-	defer l.unlocking.Unlock()
+	l.unlocking <- struct{}{}
+	defer func() { <-l.unlocking }()
 	if l.settled {
 		return l.unlockErr
 	}
@@ -161,7 +162,7 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	return l.unlockErr
 }
 
-// release sends the release until the store answers, within CallTimeout. The caller holds unlocking.
+// release sends the release until the store answers, within CallTimeout. The caller has the place in unlocking.
 func (l *Lease) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.opts.CallTimeout)
 	defer cancel()

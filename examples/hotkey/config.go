@@ -30,7 +30,7 @@ type config struct {
 func parse(args []string, stderr io.Writer) (config, error) {
 	var c config
 	flags := flag.NewFlagSet("hotkey", flag.ContinueOnError)
-	flags.SetOutput(stderr)
+	flags.SetOutput(io.Discard) // main tells what is wrong
 	flags.StringVar(&c.redis, "redis", "", "`host:port` of a Redis server (default: one embedded in this program)")
 	flags.StringVar(&c.db, "db", "", "SQLite `file`, or postgres://user:password@host/database (default: a temporary SQLite file)")
 	flags.IntVar(&c.instances, "instances", 8, "operating-system processes of the service")
@@ -41,6 +41,10 @@ func parse(args []string, stderr io.Writer) (config, error) {
 	flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the table")
 	flags.StringVar(&c.out, "out", "", "write a report with charts to this HTML `file`")
 	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			flags.SetOutput(stderr)
+			flags.Usage()
+		}
 		return config{}, err
 	}
 	if flags.NArg() > 0 {

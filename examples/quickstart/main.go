@@ -31,7 +31,7 @@ const drainTime = 5 * time.Second
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		os.Exit(1)
 	}
@@ -39,12 +39,10 @@ func main() {
 
 // run serves until ctx ends, and says on out where.
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
-	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
+	flags := flag.NewFlagSet("quickstart", flag.ExitOnError)
 	addr := flags.String("addr", "127.0.0.1:8080", "`host:port` to serve on")
 	redisAddr := flags.String("redis", "", "`host:port` of a Redis server (default: one embedded in this program)")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
+	_ = flags.Parse(args) // it exits on errors
 	if *redisAddr == "" {
 		embedded := miniredis.NewMiniRedis()
 		if err := embedded.Start(); err != nil {

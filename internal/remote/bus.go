@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -40,9 +39,12 @@ const (
 	reconnectCap   = time.Second
 )
 
-var errNoHeartbeat = errors.New("herdgate: no heartbeat came back over the bus")
+var (
+	errNoHeartbeat = errors.New("herdgate: no heartbeat came back over the bus")
+	errReplaced    = errors.New("herdgate: the subscription was replaced")
+)
 
-// Bus receives the messages of a namespace. One goroutine reads the subscription,
+// Bus receives the messages of a namespace. One goroutine keeps the subscription,
 // one publishes a heartbeat with the command client: a PING on the subscription
 // would be answered also by a node that hears nothing from the others any more.
 type Bus struct {
@@ -51,9 +53,6 @@ type Bus struct {
 	beats    string // channel of this instance's heartbeat
 	stop     context.CancelFunc
 	wg       sync.WaitGroup
-
-	mu  sync.Mutex
-	sub *redis.PubSub // protected by mu; closed to interrupt a read
 }
 
 // Listen starts the bus. ctx lends its values; the bus ends with Close.
@@ -65,20 +64,11 @@ func (s *Store) Listen(ctx context.Context, l Listener) *Bus {
 	return b
 }
 
-// Close ends the bus and waits for its goroutines.
+// Close ends the bus and waits for its goroutines. What go-redis does not let go of
+// yet, say a dial, is left to Store.Wait.
 func (b *Bus) Close() {
 	b.stop()
-	b.interrupt()
 	b.wg.Wait()
-}
-
-func (b *Bus) interrupt() {
-	b.mu.Lock()
-	sub := b.sub
-	b.mu.Unlock()
-	if sub != nil {
-		_ = sub.Close()
-	}
 }
 
 func (b *Bus) beat(ctx context.Context) {
@@ -123,49 +113,69 @@ func (b *Bus) receive(ctx context.Context) {
 
 // session is the life of one subscription. It ends with the first error of the
 // connection, since go-redis would reconnect silently, or without a heartbeat.
+// go-redis dials anew before it tells such an error, and neither that nor a read
+// ends with ctx: so it runs beside the session, which ends on time in any case.
 func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	sub := b.store.rdb.Subscribe(ctx)
-	b.mu.Lock()
-	b.sub = sub
-	b.mu.Unlock()
-	defer func() { _ = sub.Close() }()
-	if ctx.Err() != nil { // Close came before b.sub was there to be interrupted
-		return false, ctx.Err()
-	}
-	if err := sub.Subscribe(ctx, b.store.channel, b.beats); err != nil {
-		return false, err
-	}
+	inbox := make(chan any)
+	b.store.calls.Go(func() { read(ctx, sub, inbox, b.store.channel, b.beats) })
+	// Close interrupts the read, but waits for a dial.
+	defer b.store.calls.Go(func() { _ = sub.Close() })
+
 	acks := 0
-	heard := time.Now()
+	silence := time.NewTimer(heartbeatGrace)
+	defer silence.Stop()
 	for {
-		left := heartbeatGrace - time.Since(heard)
-		if left <= 0 {
+		select {
+		case <-silence.C:
 			return confirmed, errNoHeartbeat
+		case <-ctx.Done():
+			return confirmed, ctx.Err()
+		case received := <-inbox:
+			switch m := received.(type) {
+			case error:
+				return confirmed, m
+			case *redis.Subscription:
+				acks++
+				switch {
+				case acks == 2:
+					confirmed = true
+					silence.Reset(heartbeatGrace)
+					b.listener.Confirmed()
+				case acks > 2: // go-redis reconnected and subscribed anew behind our back
+					return confirmed, errReplaced
+				}
+			case *redis.Message:
+				if m.Channel == b.beats {
+					silence.Reset(heartbeatGrace)
+					continue
+				}
+				b.dispatch(m.Payload)
+			}
 		}
-		received, err := sub.ReceiveTimeout(ctx, left)
+	}
+}
+
+// read subscribes and puts what comes into inbox, up to and including the first error.
+func read(ctx context.Context, sub *redis.PubSub, inbox chan<- any, channels ...string) {
+	err := sub.Subscribe(ctx, channels...)
+	for {
+		var received any
+		if err == nil {
+			received, err = sub.Receive(ctx)
+		}
 		if err != nil {
-			if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-				continue
-			}
-			return confirmed, err
+			received = err
 		}
-		switch m := received.(type) {
-		case *redis.Subscription:
-			acks++
-			switch {
-			case acks == 2:
-				confirmed = true
-				heard = time.Now()
-				b.listener.Confirmed()
-			case acks > 2: // go-redis reconnected and subscribed anew behind our back
-				return confirmed, errors.New("herdgate: the subscription was replaced")
-			}
-		case *redis.Message:
-			if m.Channel == b.beats {
-				heard = time.Now()
-				continue
-			}
-			b.dispatch(m.Payload)
+		select {
+		case inbox <- received:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
 		}
 	}
 }

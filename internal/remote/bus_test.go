@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,23 +25,26 @@ func (h heard) Lost(reason error)          { h <- "lost: " + reason.Error() }
 func (h heard) Confirmed()                 { h <- "confirmed" }
 
 // next is what was told next. "lost" stands for a loss for any reason.
-func (h heard) expect(t *testing.T, want string) {
-	t.Helper()
+func (h heard) expect(tb testing.TB, want string) {
+	tb.Helper()
 	timer := time.NewTimer(time.Minute)
 	defer timer.Stop()
 	select {
 	case got := <-h:
-		if got != want && !(want == "lost" && strings.HasPrefix(got, "lost: ")) {
-			t.Fatalf("the bus told %s, want %s", got, want)
+		if want == "lost" && strings.HasPrefix(got, "lost: ") {
+			return
+		}
+		if got != want {
+			tb.Fatalf("the bus told %s, want %s", got, want)
 		}
 	case <-timer.C:
-		t.Fatalf("the bus does not tell: %s", want)
+		tb.Fatalf("the bus does not tell: %s", want)
 	}
 }
 
 // eventually waits for want and lets everything else pass.
-func (h heard) eventually(t *testing.T, want string) {
-	t.Helper()
+func (h heard) eventually(tb testing.TB, want string) {
+	tb.Helper()
 	timer := time.NewTimer(time.Minute)
 	defer timer.Stop()
 	for {
@@ -50,21 +54,22 @@ func (h heard) eventually(t *testing.T, want string) {
 				return
 			}
 		case <-timer.C:
-			t.Fatalf("the bus does not tell: %s", want)
+			tb.Fatalf("the bus does not tell: %s", want)
 		}
 	}
 }
 
-func listen(t *testing.T, s *Store) (heard, *Bus) {
-	t.Helper()
+func listen(tb testing.TB, s *Store) (heard, *Bus) {
+	tb.Helper()
 	h := make(heard, 1000)
-	bus := s.Listen(t.Context(), h)
-	t.Cleanup(bus.Close)
+	bus := s.Listen(tb.Context(), h)
+	tb.Cleanup(bus.Close)
 	return h, bus
 }
 
 func TestChangesAndWakeUpsArriveWithAnyKey(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		h, bus := listen(t, s)
 		defer bus.Close()
@@ -92,7 +97,8 @@ func TestChangesAndWakeUpsArriveWithAnyKey(t *testing.T) {
 }
 
 func TestMessagesOfUnknownFormAreIgnored(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		h, bus := listen(t, s)
 		defer bus.Close()
@@ -106,7 +112,8 @@ func TestMessagesOfUnknownFormAreIgnored(t *testing.T) {
 }
 
 func TestOtherNamespacesAreNotHeard(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s, other := newStore(rdb), NewStore(rdb, "tes", "here", time.Second)
 		h, bus := listen(t, s)
 		defer bus.Close()
@@ -186,13 +193,13 @@ func TestHeartbeatsThatDoNotComeBackAreALoss(t *testing.T) {
 }
 
 // deaf is a client whose PUBLISH goes nowhere while it is set.
-type deaf struct{ on *bool }
+type deaf struct{ on *atomic.Bool }
 
 func (deaf) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (d deaf) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if *d.on && cmd.Name() == "publish" {
+		if d.on.Load() && cmd.Name() == "publish" {
 			return nil
 		}
 		return next(ctx, cmd)
@@ -204,8 +211,9 @@ func (deaf) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPip
 }
 
 func TestALossIsToldWithinTwoHeartbeats(t *testing.T) {
-	virtually(t, func(t *testing.T, rdb *redis.Client) {
-		var on bool
+	virtually(t, func(t *world) {
+		rdb := t.rdb
+		var on atomic.Bool
 		rdb.AddHook(deaf{&on})
 		s := newStore(rdb)
 		h, bus := listen(t, s)
@@ -214,28 +222,29 @@ func TestALossIsToldWithinTwoHeartbeats(t *testing.T) {
 		if len(h) > 0 {
 			t.Fatalf("with its heartbeats coming the bus told %s", <-h)
 		}
-		on = true
+		on.Store(true)
 		start := time.Now()
 		h.expect(t, "lost: "+errNoHeartbeat.Error())
 		if d := time.Since(start); d > heartbeatGrace {
 			t.Errorf("told after %v, want at most %v", d, heartbeatGrace)
 		}
-		on = false
+		on.Store(false)
 		h.eventually(t, "confirmed")
 		bus.Close()
 	})
 }
 
 func TestALossMakesTheServersTimeUnknown(t *testing.T) {
-	virtually(t, func(t *testing.T, rdb *redis.Client) {
-		var on bool
+	virtually(t, func(t *world) {
+		rdb := t.rdb
+		var on atomic.Bool
 		rdb.AddHook(deaf{&on})
 		s := newStore(rdb)
 		h, bus := listen(t, s)
 		h.expect(t, "confirmed")
 		_, err := s.ServerNow(t.Context())
 		must(t, err)
-		on = true
+		on.Store(true)
 		h.expect(t, "lost: "+errNoHeartbeat.Error())
 		if now, ok := s.clock.now(); ok {
 			t.Errorf("after a loss the server's time is still %v", now)
@@ -244,21 +253,19 @@ func TestALossMakesTheServersTimeUnknown(t *testing.T) {
 	})
 }
 
-// dialer lets a test choose, for each connection, how it is made.
-type dialer struct {
-	real func(context.Context, string, string) (net.Conn, error)
-	make func() func(context.Context, string, string) (net.Conn, error) // nil = real
-}
+type dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// dialer dials as the test says, or else as the client would.
+type dialer struct{ instead atomic.Pointer[dial] }
 
 func (d *dialer) options(o *redis.Options) {
-	d.real = o.Dialer
+	usual := o.Dialer
 	o.MaxRetries = -1
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		dial := d.real
-		if d.make != nil {
-			dial = d.make()
+		if instead := d.instead.Load(); instead != nil {
+			return (*instead)(ctx, network, addr)
 		}
-		return dial(ctx, network, addr)
+		return usual(ctx, network, addr)
 	}
 }
 
@@ -268,33 +275,19 @@ func hanging(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, ctx.Err()
 }
 
-// silent is a connection that takes everything and says nothing.
-func silent(context.Context, string, string) (net.Conn, error) {
-	ours, theirs := net.Pipe()
-	go func() {
-		defer func() { _ = theirs.Close() }()
-		for buf := make([]byte, 1024); ; {
-			if _, err := theirs.Read(buf); err != nil {
-				return
-			}
-		}
-	}()
-	return ours, nil
-}
-
 func refused(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
 
 func TestCloseEndsTheBusAtOnce(t *testing.T) {
-	for name, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
-		"subscribed": nil, "in a dial that hangs": hanging, "on a connection that is silent": silent, "between two dials": refused,
+	for name, how := range map[string]dial{
+		"subscribed": nil, "in a dial that hangs": hanging, "between two dials": refused,
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, client := testutil.NewBubbleRedis(t)
 				d := &dialer{}
 				rdb := client(d.options)
-				if dial != nil {
-					d.make = func() func(context.Context, string, string) (net.Conn, error) { return dial }
+				if how != nil {
+					d.instead.Store(&how)
 				}
 				s := newStore(rdb)
 				_, bus := listen(t, s)
@@ -312,9 +305,28 @@ func TestCloseEndsTheBusAtOnce(t *testing.T) {
 	}
 }
 
+// A server that accepts a connection and says nothing holds the client library as
+// long as its timeouts are.
+func TestASilentServerIsALossAndDoesNotHinderClose(t *testing.T) {
+	t.Parallel()
+	server := testutil.StartRedis(t)
+	proxy := testutil.NewProxy(t, server.Addr())
+	endless := func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout, o.MaxRetries = -1, -1, -1 }
+	s := newStore(testutil.NewClient(t, proxy.Addr(), endless))
+	h, bus := listen(t, s)
+	h.expect(t, "confirmed")
+	proxy.Freeze()
+	must(t, server.Client(t).Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err())
+	h.expect(t, "lost") // of the old connection, while the new one hangs
+	bus.Close()
+	proxy.Cut()
+	proxy.Thaw()
+	must(t, s.Wait(t.Context()))
+}
+
 // After an error of the connection the client library dials anew before it tells.
 func TestALossIsToldThoughTheNextDialHangs(t *testing.T) {
-	for name, dial := range map[string]func(context.Context, string, string) (net.Conn, error){"hanging": hanging, "silent": silent, "refused": refused} {
+	for name, how := range map[string]dial{"hanging": hanging, "refused": refused} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				server, client := testutil.NewBubbleRedis(t)
@@ -322,7 +334,7 @@ func TestALossIsToldThoughTheNextDialHangs(t *testing.T) {
 				s := newStore(client(d.options))
 				h, bus := listen(t, s)
 				h.expect(t, "confirmed")
-				d.make = func() func(context.Context, string, string) (net.Conn, error) { return dial }
+				d.instead.Store(&how)
 				start := time.Now()
 				server.Close()
 				h.expect(t, "lost")

@@ -122,7 +122,7 @@ func TestRandomInterleavingsFindEveryFaultOfAScript(t *testing.T) {
 					store := newStore(client())
 					m.infect(t, store)
 					must(t, store.Load(t.Context())) // a mutant that is no script would be found too easily
-					err = play(t.Context(), store, seed, randomSteps, false)
+					err = play(t, store, seed, randomSteps, false)
 				})
 			}
 			if err == nil {

@@ -19,7 +19,7 @@ import (
 
 // scene is one key on one server, the rules beside it, and everything that was sent.
 type scene struct {
-	ctx      context.Context
+	tb       testing.TB
 	rng      *rand.Rand
 	store    *Store
 	keys     Keys
@@ -38,8 +38,8 @@ const randomSteps = 300
 func TestRandomInterleavingsOfTheScriptsFollowTheRules(t *testing.T) {
 	for range 8 {
 		seed := rand.Uint64()
-		virtually(t, func(t *testing.T, rdb *redis.Client) {
-			if err := play(t.Context(), newStore(rdb), seed, randomSteps, false); err != nil {
+		virtually(t, func(t *world) {
+			if err := play(t, newStore(t.rdb), seed, randomSteps, false); err != nil {
 				t.Errorf("seed %d: %v", seed, err)
 			}
 		})
@@ -50,16 +50,16 @@ func TestRandomInterleavingsFollowTheRulesOnARedisServer(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	rdb := testutil.StartRedis(t).Client(t)
-	if err := play(t.Context(), newStore(rdb), seed, randomSteps, true); err != nil {
+	if err := play(t, newStore(rdb), seed, randomSteps, true); err != nil {
 		t.Errorf("seed %d: %v", seed, err)
 	}
 }
 
-func virtually(t *testing.T, f func(t *testing.T, rdb *redis.Client)) {
+func virtually(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		_, client := testutil.NewBubbleRedis(t)
-		f(t, client())
+		f(&world{t, client()})
 	})
 }
 
@@ -67,9 +67,11 @@ func newStore(rdb redis.UniversalClient) *Store { return NewStore(rdb, "test", "
 
 // play makes random steps on a key and compares each with the rules and the
 // invariants. Its error tells the steps that led to the difference.
-func play(ctx context.Context, store *Store, seed uint64, steps int, onServer bool) error {
+func play(tb testing.TB, store *Store, seed uint64, steps int, onServer bool) error {
+	tb.Helper()
+	ctx := tb.Context()
 	s := &scene{
-		ctx: ctx, rng: rand.New(rand.NewPCG(seed, 0)), store: store, keys: store.Keys("c", "k"),
+		tb: tb, rng: rand.New(rand.NewPCG(seed, 0)), store: store, keys: store.Keys("c", "k"),
 		sub: store.rdb.Subscribe(ctx, store.channel), real: onServer,
 	}
 	defer func() { _ = s.sub.Close() }()
@@ -216,11 +218,11 @@ func (s *scene) vandalise() (string, error) {
 	}
 	never := span{immortal, immortal}
 	list := func(key string, end span) error {
-		_, err := rdb.TxPipelined(s.ctx, func(p redis.Pipeliner) error {
-			p.Del(s.ctx, key)
-			p.LPush(s.ctx, key, "x")
+		_, err := rdb.TxPipelined(s.tb.Context(), func(p redis.Pipeliner) error {
+			p.Del(s.tb.Context(), key)
+			p.LPush(s.tb.Context(), key, "x")
 			if end != never {
-				p.PExpire(s.ctx, key, ttl)
+				p.PExpire(s.tb.Context(), key, ttl)
 			}
 			return nil
 		})
@@ -236,17 +238,17 @@ func (s *scene) vandalise() (string, error) {
 		s.promises.forget()
 	case "B of no form":
 		text := pick(s.rng, "", "L", "L 1 x y z", "F 1", "hello", "L 2 1 1 ab", "L 1 1 1 ", "C 1", "\x00")
-		err = rdb.Set(s.ctx, s.keys.B, text, ttl).Err()
+		err = rdb.Set(s.tb.Context(), s.keys.B, text, ttl).Err()
 		s.rules.b = build{kind: 'x', foreign: text, until: soon}
 		s.promises.forget()
 	case "B for ever":
 		text := pick(s.rng, "C 1 2", "P 1 2", "hello")
-		err = rdb.Set(s.ctx, s.keys.B, text, 0).Err()
+		err = rdb.Set(s.tb.Context(), s.keys.B, text, 0).Err()
 		s.rules.b = build{kind: 'x', foreign: text, until: never}
 		s.promises.forget()
 	case "a lease for ever":
 		if s.rules.b.kind == 'L' && s.rules.b.until.lo > s.known+20_000 {
-			err = rdb.Persist(s.ctx, s.keys.B).Err()
+			err = rdb.Persist(s.tb.Context(), s.keys.B).Err()
 			s.rules.b.until = never
 			s.promises.anyTime()
 		}
@@ -254,7 +256,7 @@ func (s *scene) vandalise() (string, error) {
 		err = list(s.keys.V, end)
 		s.rules.v = entry{raw: wrongType, until: end}
 	case "V too short":
-		err = rdb.Set(s.ctx, s.keys.V, "short", ttl).Err()
+		err = rdb.Set(s.tb.Context(), s.keys.V, "short", ttl).Err()
 		s.rules.v = entry{raw: "short", until: soon}
 	}
 	return "vandal: " + what, errors.Join(err, s.look())
@@ -266,7 +268,7 @@ func (s *scene) send(q request) (string, error) {
 	if q.script == "renew" {
 		keys = keys[1:]
 	}
-	v, err := s.script(q).run(s.ctx, s.store.rdb, again, keys, q.args(s.store.channel)...)
+	v, err := s.script(q).run(s.tb.Context(), s.store.rdb, again, keys, q.args(s.store.channel)...)
 	if err != nil {
 		return q.String(), err
 	}
@@ -311,7 +313,7 @@ func (s *scene) script(q request) *script {
 func (s *scene) untimed(v any) (reply []any, now int64, err error) {
 	fields, ok := v.([]any)
 	if !ok {
-		t, err := s.store.rdb.Time(s.ctx).Result()
+		t, err := s.store.rdb.Time(s.tb.Context()).Result()
 		return []any{v}, t.UnixMicro(), err
 	}
 	r := newReply(v)
@@ -410,11 +412,11 @@ type sight struct {
 
 func (s *scene) read() (sight, error) {
 	p := s.store.rdb.Pipeline()
-	from := p.Time(s.ctx)
-	x := sight{v: p.Get(s.ctx, s.keys.V), b: p.Get(s.ctx, s.keys.B)}
-	vEnd, bEnd := p.Do(s.ctx, "PEXPIRETIME", s.keys.V), p.Do(s.ctx, "PEXPIRETIME", s.keys.B)
-	to := p.Time(s.ctx)
-	_, _ = p.Exec(s.ctx) // each reply is looked at
+	from := p.Time(s.tb.Context())
+	x := sight{v: p.Get(s.tb.Context(), s.keys.V), b: p.Get(s.tb.Context(), s.keys.B)}
+	vEnd, bEnd := p.Do(s.tb.Context(), "PEXPIRETIME", s.keys.V), p.Do(s.tb.Context(), "PEXPIRETIME", s.keys.B)
+	to := p.Time(s.tb.Context())
+	_, _ = p.Exec(s.tb.Context()) // each reply is looked at
 	x.from, x.to = from.Val().UnixMicro(), to.Val().UnixMicro()
 	x.vEnd, _ = vEnd.Int64()
 	x.bEnd, _ = bEnd.Int64()
@@ -490,7 +492,7 @@ func (s *scene) compareKey(name string, until *span, want string, got *redis.Str
 
 // hear takes the next message of the bus.
 func (s *scene) hear(want string) error {
-	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(s.tb.Context(), 10*time.Second)
 	defer cancel()
 	m, err := s.sub.ReceiveMessage(ctx)
 	if err != nil {

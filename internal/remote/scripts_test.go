@@ -13,14 +13,17 @@ import (
 	"github.com/herdgate/herdgate/lock"
 )
 
+// world is a test and a Redis for it.
+type world struct {
+	*testing.T
+	rdb *redis.Client
+}
+
 // everywhere runs a test in virtual time and on a redis-server.
-func everywhere(t *testing.T, f func(t *testing.T, rdb *redis.Client)) {
+func everywhere(t *testing.T, f func(w *world)) {
 	t.Helper()
 	t.Run("virtual", func(t *testing.T) { virtually(t, f) })
-	t.Run("real", func(t *testing.T) {
-		t.Parallel()
-		f(t, testutil.StartRedis(t).Client(t))
-	})
+	t.Run("real", func(t *testing.T) { f(&world{t, testutil.StartRedis(t).Client(t)}) })
 }
 
 const (
@@ -40,12 +43,12 @@ func setChange(entry []byte) Change {
 func change(op Op) Change { return Change{ID: "1", Op: op, Cache: "c", Key: "k", Interval: cooling} }
 
 // acquired takes the lease of a key on which nothing stands.
-func acquired(t *testing.T, s *Store, keys Keys, owner string) lock.Claim {
-	t.Helper()
-	f, err := s.Acquire(t.Context(), keys, Acquire{Owner: owner, TTL: life})
-	must(t, err)
+func acquired(tb testing.TB, s *Store, keys Keys, owner string) lock.Claim {
+	tb.Helper()
+	f, err := s.Acquire(tb.Context(), keys, Acquire{Owner: owner, TTL: life})
+	must(tb, err)
 	if f.State != Granted || f.Nonce == 0 {
-		t.Fatalf("acquire found %+v, want a grant", f)
+		tb.Fatalf("acquire found %+v, want a grant", f)
 	}
 	return lock.Claim{Name: keys.B, Owner: owner, Token: f.Nonce}
 }
@@ -59,28 +62,29 @@ func finishUnder(claim lock.Claim, state FinishState) Finish {
 }
 
 // standing is what a key holds, "" for nothing. Every key here has an end.
-func standing(t *testing.T, rdb *redis.Client, key string) string {
-	t.Helper()
-	text, err := rdb.Get(t.Context(), key).Result()
+func standing(tb testing.TB, rdb *redis.Client, key string) string {
+	tb.Helper()
+	text, err := rdb.Get(tb.Context(), key).Result()
 	if errors.Is(err, redis.Nil) {
 		return ""
 	}
-	must(t, err)
-	if ttl := rdb.PTTL(t.Context(), key).Val(); ttl <= 0 {
-		t.Errorf("%s lives for %v: %q", key, ttl, text)
+	must(tb, err)
+	if ttl := rdb.PTTL(tb.Context(), key).Val(); ttl <= 0 {
+		tb.Errorf("%s lives for %v: %q", key, ttl, text)
 	}
 	return text
 }
 
 // kindOf is the first word of a build key.
-func kindOf(t *testing.T, rdb *redis.Client, keys Keys) string {
-	t.Helper()
-	kind, _, _ := strings.Cut(standing(t, rdb, keys.B), " ")
+func kindOf(tb testing.TB, rdb *redis.Client, keys Keys) string {
+	tb.Helper()
+	kind, _, _ := strings.Cut(standing(tb, rdb, keys.B), " ")
 	return kind
 }
 
 func TestStoringWritesTheServersTimeIntoTheEntryAndNothingElse(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		keys := s.Keys("c", "k")
 		want := anEntry("version1")
@@ -112,7 +116,8 @@ func TestStoringWritesTheServersTimeIntoTheEntryAndNothingElse(t *testing.T) {
 }
 
 func TestAnExpireClearsTheBuildTimeAndKeepsTheLifetime(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		keys := s.Keys("c", "k")
 		_, err := s.Change(t.Context(), keys, setChange(anEntry("version1")))
@@ -136,28 +141,29 @@ func TestAnExpireClearsTheBuildTimeAndKeepsTheLifetime(t *testing.T) {
 }
 
 // spoil makes key something that no script of ours wrote.
-func spoil(t *testing.T, rdb *redis.Client, key, how string) {
-	t.Helper()
-	ctx := t.Context()
-	must(t, rdb.Del(ctx, key).Err())
+func spoil(tb testing.TB, rdb *redis.Client, key, how string) {
+	tb.Helper()
+	ctx := tb.Context()
+	must(tb, rdb.Del(ctx, key).Err())
 	switch how {
 	case "a list":
-		must(t, rdb.LPush(ctx, key, "x").Err())
+		must(tb, rdb.LPush(ctx, key, "x").Err())
 	case "a list with an end":
-		must(t, rdb.LPush(ctx, key, "x").Err())
-		must(t, rdb.PExpire(ctx, key, life).Err())
+		must(tb, rdb.LPush(ctx, key, "x").Err())
+		must(tb, rdb.PExpire(ctx, key, life).Err())
 	case "no end":
-		must(t, rdb.Set(ctx, key, "L 0 1 0 abc", 0).Err())
+		must(tb, rdb.Set(ctx, key, "L 0 1 0 abc", 0).Err())
 	case "empty", "text", "a lease without an owner", "bytes":
 		form := map[string]string{"text": "hello", "a lease without an owner": "L 0 12 0 ", "bytes": "\x00\xff\r\n"}
-		must(t, rdb.Set(ctx, key, form[how], life).Err())
+		must(tb, rdb.Set(ctx, key, form[how], life).Err())
 	default:
-		t.Fatalf("nobody knows how to make %s", how)
+		tb.Fatalf("nobody knows how to make %s", how)
 	}
 }
 
 func TestABuildKeyOfAWrongFormIsReplaced(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		for _, how := range []string{"a list", "a list with an end", "no end", "empty", "text", "a lease without an owner", "bytes"} {
 			keys := s.Keys("c", how)
@@ -189,7 +195,8 @@ func TestABuildKeyOfAWrongFormIsReplaced(t *testing.T) {
 }
 
 func TestAnEntryOfAWrongTypeIsToldAndReplaced(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		keys := s.Keys("c", "k")
 		spoil(t, rdb, keys.V, "a list")
@@ -364,7 +371,8 @@ func TestAnAcquireWithoutMemoryGrantsNothing(t *testing.T) {
 }
 
 func TestALifetimeThatIsNotPositiveIsNeverSent(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		keys := s.Keys("c", "k")
 		claim := lock.Claim{Name: keys.B, Owner: "a", Token: 1}

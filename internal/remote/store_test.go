@@ -28,9 +28,16 @@ func clients() map[string]func(*redis.Options) {
 	}
 }
 
-// behindProxy runs a test with each kind of client behind a proxy of one server.
-// direct is a client of the server itself.
-func behindProxy(t *testing.T, f func(t *testing.T, s *Store, proxy *testutil.Proxy, direct *redis.Client)) {
+// wire is a store behind a proxy, and a client of the server itself.
+type wire struct {
+	*testing.T
+	store  *Store
+	proxy  *testutil.Proxy
+	direct *redis.Client
+}
+
+// behindProxy runs a test with each kind of client behind a proxy.
+func behindProxy(t *testing.T, f func(w *wire)) {
 	t.Helper()
 	for name, options := range clients() {
 		t.Run(name, func(t *testing.T) {
@@ -39,7 +46,7 @@ func behindProxy(t *testing.T, f func(t *testing.T, s *Store, proxy *testutil.Pr
 			proxy := testutil.NewProxy(t, server.Addr())
 			s := newStore(testutil.NewClient(t, proxy.Addr(), options))
 			must(t, s.Load(t.Context()))
-			f(t, s, proxy, server.Client(t))
+			f(&wire{t, s, proxy, server.Client(t)})
 			proxy.Reset()
 			proxy.Cut() // what still waits for a reply is told that there is none
 			must(t, s.Wait(t.Context()))
@@ -48,7 +55,9 @@ func behindProxy(t *testing.T, f func(t *testing.T, s *Store, proxy *testutil.Pr
 }
 
 func TestAGrantWhoseReplyWasLostIsKnownAsOurs(t *testing.T) {
-	behindProxy(t, func(t *testing.T, s *Store, proxy *testutil.Proxy, direct *redis.Client) {
+	t.Parallel()
+	behindProxy(t, func(t *wire) {
+		s, proxy, direct := t.store, t.proxy, t.direct
 		keys := s.Keys("c", "k")
 		sent := proxy.Count(isScript())
 		proxy.SwallowReplies(isScript(), 1)
@@ -67,7 +76,9 @@ func TestAGrantWhoseReplyWasLostIsKnownAsOurs(t *testing.T) {
 }
 
 func TestACommitWhoseReplyWasLostIsDone(t *testing.T) {
-	behindProxy(t, func(t *testing.T, s *Store, proxy *testutil.Proxy, direct *redis.Client) {
+	t.Parallel()
+	behindProxy(t, func(t *wire) {
+		s, proxy, direct := t.store, t.proxy, t.direct
 		keys := s.Keys("c", "k")
 		claim := acquired(t, s, keys, "a")
 		proxy.SwallowReplies(isScript(), 1)
@@ -79,7 +90,9 @@ func TestACommitWhoseReplyWasLostIsDone(t *testing.T) {
 }
 
 func TestAFailureWhoseReplyWasLostCountsOnce(t *testing.T) {
-	behindProxy(t, func(t *testing.T, s *Store, proxy *testutil.Proxy, direct *redis.Client) {
+	t.Parallel()
+	behindProxy(t, func(t *wire) {
+		s, proxy, direct := t.store, t.proxy, t.direct
 		keys := s.Keys("c", "k")
 		claim := acquired(t, s, keys, "a")
 		proxy.SwallowReplies(isScript(), 1)
@@ -92,7 +105,9 @@ func TestAFailureWhoseReplyWasLostCountsOnce(t *testing.T) {
 }
 
 func TestASetIsSentOnce(t *testing.T) {
-	behindProxy(t, func(t *testing.T, s *Store, proxy *testutil.Proxy, direct *redis.Client) {
+	t.Parallel()
+	behindProxy(t, func(t *wire) {
+		s, proxy, direct := t.store, t.proxy, t.direct
 		keys := s.Keys("c", "k")
 		sent := proxy.Count(isScript())
 		proxy.SwallowReplies(isScript(), 1)
@@ -117,7 +132,9 @@ func TestASetIsSentOnce(t *testing.T) {
 }
 
 func TestADeleteIsSentUntilItIsAnswered(t *testing.T) {
-	behindProxy(t, func(t *testing.T, s *Store, proxy *testutil.Proxy, direct *redis.Client) {
+	t.Parallel()
+	behindProxy(t, func(t *wire) {
+		s, proxy, direct := t.store, t.proxy, t.direct
 		keys := s.Keys("c", "k")
 		_, err := s.Change(t.Context(), keys, setChange(anEntry("version1")))
 		must(t, err)
@@ -131,7 +148,9 @@ func TestADeleteIsSentUntilItIsAnswered(t *testing.T) {
 }
 
 func TestEveryStepMayArriveTwice(t *testing.T) {
-	behindProxy(t, func(t *testing.T, s *Store, proxy *testutil.Proxy, direct *redis.Client) {
+	t.Parallel()
+	behindProxy(t, func(t *wire) {
+		s, proxy, direct := t.store, t.proxy, t.direct
 		proxy.DuplicateRequests(isScript(), -1)
 		keys := s.Keys("c", "k")
 		claim := acquired(t, s, keys, "a")
@@ -194,7 +213,8 @@ func TestACopyThatArrivesAfterItsTimeDoesNothing(t *testing.T) {
 }
 
 func TestEveryStepWorksAfterTheScriptsWereFlushed(t *testing.T) {
-	everywhere(t, func(t *testing.T, rdb *redis.Client) {
+	everywhere(t, func(t *world) {
+		rdb := t.rdb
 		s := newStore(rdb)
 		must(t, s.Load(t.Context()))
 		flush := func() {
