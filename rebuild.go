@@ -214,6 +214,9 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], from 
 	key := f.Key()
 	keys := c.keys(key)
 	seen := cp.seen
+	if c.quiet.holds(key, seen, c.gate.now()) {
+		return nil // the refresh before this one has ended since its caller looked
+	}
 	if from == OutcomeLocal {
 		read, err := c.read(f.Context(), f, keys)
 		if err != nil || read.newer {

@@ -27,17 +27,18 @@ const (
 
 func (c *clock) mono() time.Duration { return time.Since(c.start) }
 
-// observe takes one sample: the server's time in µs, read between sent and now.
-func (c *clock) observe(micros int64, sent time.Duration) {
+// observe takes one sample: the server's time in µs, read between sent and now. It
+// returns the server's time now, by this sample.
+func (c *clock) observe(micros int64, sent time.Duration) time.Duration {
 	now := c.mono()
 	margin := (now - sent) / 2
 	offset := time.Duration(micros)*time.Microsecond - (sent + margin)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.known && margin > c.margin && now-c.learned < betterFor {
-		return
+	if !c.known || margin <= c.margin || now-c.learned >= betterFor {
+		c.known, c.offset, c.margin, c.learned = true, offset, margin, now
 	}
-	c.known, c.offset, c.margin, c.learned = true, offset, margin, now
+	return now + offset
 }
 
 // forget drops what was learned: another server may answer from now on.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/herdgate/herdgate/lock"
 )
@@ -25,6 +26,7 @@ type Store struct {
 	channel   string // the bus
 	timeout   time.Duration
 	clock     clock
+	asking    singleflight.Group // for the server's time
 	acquire   *script
 	renew     *script
 	commit    *script
@@ -379,24 +381,25 @@ func (s *Store) void(ctx context.Context) {
 }
 
 // ServerNow is the server's time since the epoch. It asks the server when no reply
-// of the last minute told it.
+// of the last minute told it; those who ask at the same time share one question.
 func (s *Store) ServerNow(ctx context.Context) (time.Duration, error) {
 	if now, ok := s.clock.now(); ok {
 		return now, nil
 	}
-	_, err := bounded(ctx, s, func(ctx context.Context) (struct{}, error) {
-		sent := s.clock.mono()
-		t, err := s.rdb.Time(ctx).Result()
-		if err == nil {
-			s.clock.observe(t.UnixMicro(), sent)
-		}
-		return struct{}{}, err
+	now, err, _ := s.asking.Do("", func() (any, error) {
+		return bounded(ctx, s, func(ctx context.Context) (time.Duration, error) {
+			sent := s.clock.mono()
+			t, err := s.rdb.Time(ctx).Result()
+			if err != nil {
+				return 0, err
+			}
+			return s.clock.observe(t.UnixMicro(), sent), nil
+		})
 	})
 	if err != nil {
 		return 0, err
 	}
-	now, _ := s.clock.now()
-	return now, nil
+	return now.(time.Duration), nil
 }
 
 // notAfter is the server time past which a script must do nothing, in µs: its

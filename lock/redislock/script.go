@@ -53,9 +53,7 @@ func command(ctx context.Context, verb, what string, keys []string, args []any) 
 	for _, key := range keys {
 		words = append(words, key)
 	}
-	cmd := redis.NewCmd(ctx, append(words, args...)...)
-	cmd.SetFirstKeyPos(3) // or a cluster client picks any node
-	return cmd
+	return redis.NewCmd(ctx, append(words, args...)...)
 }
 
 // once sends a command that go-redis does not send again by itself when the reply is lost.
