@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/herdgate/herdgate/lock"
@@ -44,11 +45,15 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 
 	start := c.gate.now()
 	results := make(chan loaded[V], 1)
+	var over atomic.Bool // the loader has returned, or was abandoned: what comes first
 	c.gate.loaders.Go(func() {
 		got := loaded[V]{err: singleflight.ErrGoexit}
 		defer func() { // runs on Goexit, too
 			slot.release()
 			results <- got
+			if !over.CompareAndSwap(false, true) && got.err == nil {
+				c.events.emit(Event{Kind: EventCommitRefused, Key: key})
+			}
 		}()
 		got.value, got.err = singleflight.Protect(func() (V, error) { return load(ctx, key) })
 	})
@@ -61,6 +66,10 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 		select {
 		case got = <-results:
 		case <-grace.C:
+			if !over.CompareAndSwap(false, true) {
+				got = <-results
+				break
+			}
 			slot.abandon()
 			got.err = context.Cause(ctx)
 			c.events.emit(Event{Kind: EventAbandoned, Key: key})

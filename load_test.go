@@ -239,7 +239,6 @@ func TestEveryRefreshHappensThoughTheLeaseOutlivesTheTTL(t *testing.T) { // C15
 func TestALoaderThatIgnoresItsContextIsAbandoned(t *testing.T) { // I3, I4
 	everywhere(t, func(w *world) {
 		hang := make(chan struct{})
-		defer close(hang)
 		var loads atomic.Int64
 		load := func(context.Context, string) (string, error) {
 			if loads.Add(1) == 1 {
@@ -258,6 +257,8 @@ func TestALoaderThatIgnoresItsContextIsAbandoned(t *testing.T) { // I3, I4
 		if v := get(w.T, c, "k"); v != "second" {
 			w.Errorf("got %q", v)
 		}
+		close(hang)
+		w.until("what it returns at last is refused", func() bool { return c.Stats().CommitsRefused == 1 })
 	})
 }
 

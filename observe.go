@@ -56,7 +56,8 @@ const (
 	EventLeaseRevoked
 	// EventCommitStored: a loaded value was stored [Key].
 	EventCommitStored
-	// EventCommitRefused: it was not, since the lease was not held any more [Key].
+	// EventCommitRefused: it was not, since the lease was not held any more: Redis
+	// refused it, or its loader was abandoned and returned it later [Key].
 	EventCommitRefused
 	// EventCommitFailed: it could not be encoded, sent or kept by Redis [Key, Err].
 	EventCommitFailed

@@ -69,7 +69,7 @@ func (s *solo) Finish(_ context.Context, keys remote.Keys, f remote.Finish) (boo
 		case remote.FinishFailed:
 			return build{
 				state: remote.Failed, granted: b.granted, failures: b.failures + 1, code: f.Code,
-				retry: now + f.For, until: max(now+2*f.For, cool),
+				retry: max(now+f.For, cool), until: max(now+2*f.For, cool),
 			}
 		case remote.FinishPass:
 			return build{state: remote.Pass, granted: b.granted, failures: b.failures, until: max(now+f.For, cool)}

@@ -114,7 +114,8 @@ func Spawn(tb testing.TB, role string, args Args) *Child {
 	}
 	c := &Child{tb: tb, role: role, lines: make(chan []byte, maxLines)}
 	cmd := exec.CommandContext(detached(tb), exe)
-	cmd.Env = append(os.Environ(), roleEnv+"="+role, argsEnv+"="+string(argsJSON))
+	// The race runtime would pause a second before each exit.
+	cmd.Env = append(os.Environ(), roleEnv+"="+role, argsEnv+"="+string(argsJSON), "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = &c.stderr
 	cmd.Stdout = &lineWriter{lines: c.lines}
 	if c.stdin, err = cmd.StdinPipe(); err != nil {
