@@ -336,6 +336,20 @@ func TestAGetInsideALoaderNeedsNoSecondSlot(t *testing.T) { // I4
 	})
 }
 
+func TestAGetInsideALoaderStartsALoadWithoutASlotOfItsOwn(t *testing.T) { // I4
+	virtually(t, func(w *world) {
+		g := w.gate(func(o *herdgate.Options) { o.MaxLoads = 1 })
+		inner, err := herdgate.New(g, "inner", newOrigin(10*time.Millisecond).load, herdgate.Policy{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		outer := newCache(w.T, g, func(ctx context.Context, _ string) (string, error) { return inner.Get(ctx, "i") }, herdgate.Policy{})
+		if v := get(w.T, outer, "o"); v != "i#1" {
+			w.Errorf("got %q", v)
+		}
+	})
+}
+
 func TestALoadersContextCarriesTheCallersValuesAndNoDeadline(t *testing.T) {
 	virtually(t, func(w *world) {
 		type mark struct{}

@@ -20,10 +20,8 @@ type acquisition struct {
 	ticket ticket
 }
 
-// acquire asks for the lease of a key. The ticket is taken before the request is
-// sent, and a wake-up from before it is forgotten.
+// acquire asks for the lease of a key. The ticket is taken before the request is sent.
 func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, seen string, wait bool) (acquisition, error) {
-	f.State.drain()
 	a := acquisition{claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	var err error

@@ -2,7 +2,6 @@ package herdgate_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,6 +53,7 @@ func held(t *testing.T, command string, test func(w *world, a, changer *herdgate
 	t.Helper()
 	for _, who := range []string{"the same instance", "another instance"} {
 		t.Run(who, func(t *testing.T) {
+			t.Parallel()
 			virtually(t, func(w *world) {
 				h := newHolding(command)
 				patient := func(o *herdgate.Options) {
@@ -156,28 +156,6 @@ func TestASetDoesNotKeepItsValueIfAnotherChangeCameBetween(t *testing.T) { // I2
 		}
 		if v := get(w.T, a, "k"); v != "second" {
 			w.Errorf("got %q", v)
-		}
-	})
-}
-
-func TestTheMessageOfAChangeThatGaveUpCountsAsForeign(t *testing.T) { // I2
-	t.Parallel()
-	virtually(t, func(w *world) {
-		h := newHolding("evalsha")
-		a := newCache[string](w.T, w.gate(func(o *herdgate.Options) { o.Redis.AddHook(h) }), nil, herdgate.Policy{})
-		b := newCache[string](w.T, w.gate(), nil, herdgate.Policy{})
-		if err := b.Set(w.Context(), "k", "old"); err != nil {
-			w.Fatal(err)
-		}
-		get(w.T, a, "k")
-		h.arm()
-		// The reply is held longer than the call is patient.
-		if err := a.Delete(w.Context(), "k"); err == nil {
-			w.Fatal("the delete should have given up")
-		}
-		h.release()
-		if v, err := a.Get(w.Context(), "k"); !errors.Is(err, herdgate.ErrNoLoader) {
-			w.Errorf("got %q, %v", v, err)
 		}
 	})
 }

@@ -82,14 +82,6 @@ func (w *work) wakeUps() chan struct{} {
 	return w.woken
 }
 
-// drain forgets a wake-up from before the next request.
-func (w *work) drain() {
-	select {
-	case <-w.wakeUps():
-	default:
-	}
-}
-
 // lend lets the flight load without a slot of its own: a caller who holds one waits
 // for it, and could otherwise wait for itself (I4).
 func (w *work) lend() {
