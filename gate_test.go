@@ -36,8 +36,10 @@ func TestCloseLetsLoadsFinishAndLeavesNothing(t *testing.T) { // I10
 		if err := c.Delete(w.Context(), "k"); !errors.Is(err, herdgate.ErrClosed) {
 			w.Errorf("Delete: %v", err)
 		}
-		if _, err := herdgate.New[int](g, "late", nil, herdgate.Policy{}); !errors.Is(err, herdgate.ErrClosed) {
-			w.Errorf("New: %v", err)
+		for _, local := range []time.Duration{0, herdgate.Off} {
+			if _, err := herdgate.New[int](g, "late", nil, herdgate.Policy{LocalTTL: local}); !errors.Is(err, herdgate.ErrClosed) {
+				w.Errorf("New: %v", err)
+			}
 		}
 		if rdb := w.connect(); rdb.Exists(w.Context(), entryKey).Val() != 1 {
 			w.Error("the value was not stored")
@@ -246,7 +248,7 @@ func TestStatsAddUpAndEventsAreTheSame(t *testing.T) {
 				}
 			})
 		})
-		o := newOrigin(10 * time.Millisecond)
+		o := newOrigin(200 * time.Millisecond)
 		c := newCache(w.T, g, o.load, herdgate.Policy{})
 		other, err := herdgate.New(g, "other", o.load, herdgate.Policy{LocalTTL: herdgate.Off})
 		if err != nil {

@@ -10,18 +10,25 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/lock"
 	"github.com/herdgate/herdgate/singleflight"
 )
 
 func TestAPanicInALoaderReachesAllCallersAndTheNextCallLoads(t *testing.T) { // C1
 	everywhere(t, func(w *world) {
 		var loads atomic.Int64
+		all := make(chan struct{})
 		c := newCache(w.T, w.gate(), func(context.Context, string) (string, error) {
 			if loads.Add(1) == 1 {
+				<-all
 				panic("boom")
 			}
 			return "fine", nil
 		}, herdgate.Policy{})
+		go func() {
+			defer close(all)
+			w.until("all wait", func() bool { return c.Stats().Coalesced == 19 })
+		}()
 		_, errs := herd(w.T, 20, func() (string, error) { return c.Get(w.Context(), "k") })
 		for _, err := range errs {
 			p, ok := errors.AsType[*singleflight.PanicError](err)
@@ -214,6 +221,36 @@ func TestALoadLongerThanTheLeaseRunsOnce(t *testing.T) { // C17
 		}
 		if o.loads.Load() != 1 {
 			w.Errorf("%d loads", o.loads.Load())
+		}
+	})
+}
+
+func TestALoaderIsToldThatItsLeaseIsLostAndItsCallersStartAgain(t *testing.T) { // I1, I8
+	everywhere(t, func(w *world) {
+		told := make(chan error, 1)
+		begun := make(chan struct{})
+		var loads atomic.Int64
+		c := newCache(w.T, w.gate(), func(ctx context.Context, _ string) (string, error) {
+			if loads.Add(1) > 1 {
+				return "again", nil
+			}
+			close(begun)
+			<-ctx.Done()
+			told <- context.Cause(ctx)
+			return "", ctx.Err()
+		}, herdgate.Policy{LockTTL: 300 * time.Millisecond})
+		got := make(chan string, 1)
+		go func() { got <- get(w.T, c, "k") }()
+		<-begun
+		w.connect().Del(w.Context(), buildKey) // Redis has lost it
+		if err := <-told; !errors.Is(err, lock.ErrLost) {
+			w.Errorf("told %v", err)
+		}
+		if v := <-got; v != "again" {
+			w.Errorf("got %q", v)
+		}
+		if s := c.Stats(); s.LeasesLost != 1 || s.LoadFailures != 1 || s.CommitsStored != 1 {
+			w.Errorf("stats %+v", s)
 		}
 	})
 }
