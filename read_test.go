@@ -2,8 +2,10 @@ package herdgate_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -170,6 +172,129 @@ func TestAHotLocalCopyIsCheckedBehindItsCallers(t *testing.T) {
 		}
 		if s := b.Stats(); s.LeasesWon+s.LeasesHeld+s.Refreshes != 0 {
 			w.Errorf("a check is no refresh: %+v", s)
+		}
+	})
+}
+
+func TestWithoutRedisACallThatFindsNothingWaitsForARunningRefresh(t *testing.T) { // I1
+	virtually(t, func(w *world) {
+		o := newOrigin(time.Second)
+		c := newCache(w.T, openGate(w.T, herdgate.Options{}), o.load, herdgate.Policy{
+			TTL: 100 * time.Millisecond, Stale: 100 * time.Millisecond, Jitter: herdgate.Off, EarlyBeta: herdgate.Off,
+		})
+		get(w.T, c, "k")
+		w.pass(150 * time.Millisecond)
+		if r, err := c.Lookup(w.Context(), "k"); err != nil || !r.Stale {
+			w.Fatalf("got %+v, %v", r, err)
+		}
+		w.pass(100 * time.Millisecond) // the old value is gone, the refresh still runs
+		values, _ := herd(w.T, 10, func() (string, error) { return c.Get(w.Context(), "k") })
+		for _, v := range values {
+			if v != "k#2" {
+				w.Errorf("got %q", v)
+			}
+		}
+		if n := o.loads.Load(); n != 2 {
+			w.Errorf("%d loads", n)
+		}
+	})
+}
+
+func TestANotFoundThatIsNotRememberedDropsTheOldValue(t *testing.T) {
+	everywhere(t, func(w *world) {
+		var gone atomic.Bool
+		load := func(context.Context, string) (string, error) {
+			if gone.Load() {
+				return "", herdgate.ErrNotFound
+			}
+			return "here", nil
+		}
+		c := newCache(w.T, w.gate(), load, herdgate.Policy{
+			TTL: 50 * time.Millisecond, Stale: time.Minute, NegativeTTL: herdgate.Off, LocalTTL: herdgate.Off,
+		})
+		get(w.T, c, "k")
+		gone.Store(true)
+		w.pass(60 * time.Millisecond)
+		w.until("the old value is gone", func() bool {
+			_, err := c.Get(w.Context(), "k")
+			return errors.Is(err, herdgate.ErrNotFound)
+		})
+	})
+}
+
+func TestAnEntryStampedByAnotherClockIsStaleOnce(t *testing.T) { // I11, C23
+	t.Parallel()
+	for _, off := range []time.Duration{24 * time.Hour, -24 * time.Hour, -100 * 365 * 24 * time.Hour} {
+		t.Run(off.String(), func(t *testing.T) {
+			t.Parallel()
+			virtually(t, func(w *world) {
+				o := newOrigin(10 * time.Millisecond)
+				c := newCache(w.T, w.gate(), o.load, herdgate.Policy{Stale: time.Hour})
+				other := newCache(w.T, w.gate(), o.load, herdgate.Policy{Stale: time.Hour})
+				get(w.T, c, "k")
+				rdb := w.connect()
+				entry := []byte(rdb.Get(w.Context(), entryKey).Val())
+				binary.BigEndian.PutUint64(entry[16:], uint64(time.Now().Add(off).UnixMilli()))
+				rdb.Set(w.Context(), entryKey, entry, time.Hour)
+				r, err := other.Lookup(w.Context(), "k")
+				if err != nil || !r.Stale || r.Value != "k#1" {
+					w.Errorf("got %+v, %v", r, err)
+				}
+				for range 50 {
+					w.pass(20 * time.Millisecond)
+					get(w.T, other, "k")
+				}
+				if n := o.loads.Load(); n != 2 {
+					w.Errorf("%d loads, want one refresh", n)
+				}
+			})
+		})
+	}
+}
+
+func TestWhileABackoffRunsNobodyAsksForTheLease(t *testing.T) { // I5, I12
+	virtually(t, func(w *world) {
+		count := &counting{}
+		var loads atomic.Int64
+		c := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Redis.AddHook(count) }), func(context.Context, string) (string, error) {
+			if loads.Add(1) > 1 {
+				return "", errors.New("boom")
+			}
+			return "old", nil
+		}, herdgate.Policy{TTL: 50 * time.Millisecond, Stale: time.Minute, LocalTTL: herdgate.Off, FailureBackoff: 10 * time.Second})
+		get(w.T, c, "k")
+		w.pass(60 * time.Millisecond)
+		get(w.T, c, "k")
+		w.pass(time.Second) // the refresh has failed
+		get(w.T, c, "k")    // meets the mark
+		w.pass(time.Second)
+		count.n.Store(0)
+		for range 50 {
+			get(w.T, c, "k")
+			w.pass(20 * time.Millisecond)
+		}
+		if n := count.n.Load(); n != 50 {
+			w.Errorf("%d commands for 50 stale hits", n)
+		}
+	})
+}
+
+func TestWhoMetAnothersRefreshAsksAgainForTheNextEntry(t *testing.T) { // I5
+	virtually(t, func(w *world) {
+		o := newOrigin(100 * time.Millisecond)
+		policy := herdgate.Policy{TTL: 300 * time.Millisecond, Stale: time.Minute, LocalTTL: herdgate.Off, LockTTL: time.Minute, Jitter: herdgate.Off, EarlyBeta: herdgate.Off}
+		a, b := newCache(w.T, w.gate(), o.load, policy), newCache(w.T, w.gate(), o.load, policy)
+		get(w.T, a, "k")
+		w.pass(310 * time.Millisecond)
+		get(w.T, a, "k")
+		<-o.begun
+		<-o.begun        // a refreshes,
+		get(w.T, b, "k") // b finds it held
+		w.pass(time.Second)
+		get(w.T, b, "k") // and is now the only one to read
+		w.pass(time.Second)
+		if v := get(w.T, b, "k"); v != "k#3" {
+			w.Errorf("got %q", v)
 		}
 	})
 }

@@ -154,6 +154,11 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 		return r, err
 	}
 	built := c.gate.now()
+	if c.gate.store == nil {
+		// The copy is the entry: it must be there when the lease ends and the next
+		// who is granted it looks once more.
+		c.keep(key, c.made(got.content, made, life, built), a.ticket)
+	}
 	stored, storeErr := c.builds.Commit(context.WithoutCancel(f.Context()), keys, remote.Commit{
 		Claim: a.claim, Cache: c.name, Key: key, Entry: made.entry, PX: life.hard, Interval: c.policy.MinRebuildInterval, Pass: passFor,
 	})
@@ -162,7 +167,9 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: storeErr})
 	case stored == remote.Done:
 		c.events.emit(Event{Kind: EventCommitStored, Key: key})
-		c.keep(key, c.made(got.content, made, life, built), a.ticket)
+		if c.gate.store != nil {
+			c.keep(key, c.made(got.content, made, life, built), a.ticket)
+		}
 	case stored == remote.NotStored:
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: ErrNotStored})
 	default:
