@@ -18,7 +18,7 @@ type Cache[V any] struct {
 	name   string
 	loader LoaderFunc[V]
 	policy Policy
-	settings[V]
+	hooks  settings[V]
 
 	builds    builder               // who may load: Redis, or this process alone
 	copies    *local.Map[copied[V]] // nil without a local tier
@@ -48,7 +48,8 @@ type Result[V any] struct {
 	// Age is the time since the value was stored, by Redis's clock; for one that was
 	// marked stale by Expire, the longest it can be. 0 for a value just loaded.
 	Age time.Duration
-	// Stale says that the value was past its TTL, or marked stale, when it was served.
+	// Stale says that the value was past its TTL or marked stale when it was served, or
+	// that Redis did not answer and it could not be checked.
 	Stale bool
 }
 
@@ -56,6 +57,15 @@ type Result[V any] struct {
 // must be unlike any other on the gate: letters, digits, '.', '_' and '-'. load may
 // be nil for a cache that is only read, Set, or used with Fetch. A *[ConfigError]
 // says what in name, policy or options cannot be used; ErrClosed is for a closed gate.
+//
+// A key is any string, the empty one too; numbers are written with strconv. In Redis
+// the entry of key is <namespace>:v:<name>:{<key>}, and while it is being built, has
+// failed or rests there is <namespace>:b:<name>:{<key>} beside it. A key with a
+// Cluster hash tag of its own, like "{user1}cart", keeps it: <namespace>:v:<name>:={user1}cart.
+//
+// Values are stored as MessagePack unless Policy.Codec says otherwise: exported
+// fields only, `msgpack` tags and not `json` ones. [codec.Check] tells in a test
+// whether a value survives that.
 func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, options ...Option[V]) (*Cache[V], error) {
 	check := checker{}
 	check.name("name", name)
@@ -75,7 +85,7 @@ func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, opti
 		events: newCounters(name, gate.options.Observer),
 	}
 	for _, option := range options {
-		option(&c.settings)
+		option(&c.hooks)
 	}
 	localTier := policy.LocalTTL != Off && gate.options.LocalBytes != Off
 	switch {

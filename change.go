@@ -19,8 +19,9 @@ const deletesAtOnce = 16
 //
 // When Set has returned nil, no load that began before it stores its value, and
 // this process uses none from before it; other processes from when they get the
-// message. A *[ChangeError] means that the change may or may not have taken effect;
-// it wraps [ErrNotStored] if Redis had no memory for the value.
+// message. A *[ChangeError] means that it has not happened, or that it is not known;
+// it wraps [ErrNotStored] if Redis had no memory for the value, [ErrRedisTimeout] if
+// Redis did not answer, [ErrClosed], ctx's error, or Redis's.
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	what := content[V]{value: value}
 	life := c.draw(what, 0)
@@ -35,8 +36,12 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 }
 
 // Delete removes keys, as many as named, so that the next call of each loads it
-// anew. Call it after the source was changed. It does what it can: the error joins
-// a *[ChangeError] of each key that failed. See Set for what a nil error promises.
+// anew. Call it after the source was changed, with a context that does not end with
+// the request that changed it. It does what it can: the error joins a *[ChangeError]
+// of each key that failed, and until a Delete of the key succeeds its old value can
+// be served for what is left of its lifetime, also by this process; Delete may be
+// called again. It takes at most two RedisTimeouts. See Set for what a nil error
+// promises.
 func (c *Cache[V]) Delete(ctx context.Context, keys ...string) error {
 	if len(keys) == 1 {
 		return c.change(ctx, c.keys(keys[0]), keys[0], remote.Change{Op: remote.OpDelete}, nil)

@@ -160,8 +160,8 @@ func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duratio
 		fresh:   built + l.fresh,
 		hard:    built + l.hard,
 	}
-	if c.size != nil && !of.missing {
-		cp.size = int(max(0, c.size(of.value)))
+	if c.hooks.size != nil && !of.missing {
+		cp.size = int(max(0, c.hooks.size(of.value)))
 	}
 	cp.check, cp.ahead = cp.hard, cp.early
 	if c.gate.store != nil && c.copies != nil {

@@ -26,6 +26,13 @@
 // [Cache.Set], [Cache.Delete] or [Cache.Expire]; once it has returned nil, no load
 // that began before it can store its value.
 //
+// A flight is the work for one key in one process, shared by the callers that wait
+// for it. A lease is the held rebuild lock: the only right to commit, that is, to
+// store what was loaded. The bus carries invalidations (the messages of changes) and
+// wake-ups between the instances; a gap is the time in which it may have lost some,
+// and in which every local value is checked with Redis. A call is degraded when
+// Redis does not answer it.
+//
 // # Values are shared
 //
 // All callers of a process that get the same entry get the same V. If V is or holds

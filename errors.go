@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/herdgate/herdgate/internal/remote"
 	"github.com/herdgate/herdgate/singleflight"
 )
 
@@ -37,6 +38,10 @@ var (
 	// ErrNotStored means that Redis could not store the value of a Set (out of
 	// memory). The entry that stood there is deleted.
 	ErrNotStored = errors.New("herdgate: not stored")
+
+	// ErrRedisTimeout means that Redis did not answer a change within
+	// Options.RedisTimeout. Reads go on without Redis instead.
+	ErrRedisTimeout = remote.ErrNoAnswer
 
 	// ErrClosed means that the gate was closed.
 	ErrClosed = errors.New("herdgate: gate is closed")
@@ -84,8 +89,9 @@ func (e *BackoffError) Error() string {
 // Is reports whether target is ErrBackoff.
 func (*BackoffError) Is(target error) bool { return target == ErrBackoff }
 
-// ChangeError says that a change of one key failed. It may still take effect: the
-// request, or its reply, may have been lost.
+// ChangeError says that a change of one key failed: it was not made, or, if no
+// answer came, may have been or may still be. Until a change succeeds the old value
+// can be served, also by this process: call again.
 type ChangeError struct {
 	Op    string // "set", "delete" or "expire"
 	Cache string
@@ -110,7 +116,21 @@ type ConfigError struct {
 
 // Error implements error.
 func (e *ConfigError) Error() string {
-	return fmt.Sprintf("herdgate: %s is %v, want %s", e.Field, e.Value, e.Want)
+	return fmt.Sprintf("herdgate: %s is %s, want %s", e.Field, e.value(), e.Want)
+}
+
+func (e *ConfigError) value() string {
+	switch v := e.Value.(type) {
+	case time.Duration:
+		if v == Off {
+			return "Off"
+		}
+	case int64:
+		if v == Off {
+			return "Off"
+		}
+	}
+	return fmt.Sprint(e.Value)
 }
 
 // failureReason names how a load failed, in the letters that the failure mark holds.

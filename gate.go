@@ -129,7 +129,8 @@ func refused(err error) bool {
 
 // Close ends the gate and its caches: calls from then on return ErrClosed. Loads
 // and refreshes that run may finish and commit for at most 5 s, or until ctx ends;
-// then their loaders are cancelled and their leases released. Close returns nil
+// then their loaders are cancelled and their leases released. A Redis client that
+// hangs may take as long again to let go of its commands. Close returns nil
 // when nothing of the gate runs any more, otherwise an error that says what still
 // does: a loader that ignores its context, or a command that the client holds on to.
 // Further calls do nothing and return what the first returned.
@@ -212,6 +213,11 @@ func (g *Gate) Stats() Stats {
 	return t.stats()
 }
 
+// Connected reports whether the gate's subscription to Redis is confirmed and its
+// heartbeats come back: whether invalidations arrive. It is for dashboards and
+// readiness; a gate that is not connected still serves. Without Redis it is true.
+func (g *Gate) Connected() bool { return g.gap.current() != inGap }
+
 // now is the monotonic time since the gate was opened.
 func (g *Gate) now() time.Duration { return time.Since(g.start) }
 
@@ -273,7 +279,9 @@ func (l busListener) Woken(cache, key string) {
 
 // Lost implements remote.Listener.
 func (l busListener) Lost(reason error) {
-	l.g.gap.open()
+	if !l.g.gap.open() {
+		return // another vain attempt to get out of the gap
+	}
 	l.g.own.forget()
 	l.g.events.emit(Event{Kind: EventBusLost, Err: reason})
 }

@@ -10,7 +10,7 @@ const (
 	OutcomeFailed   Outcome = iota // no value: the call returned an error other than ErrNotFound
 	OutcomeLocal                   // fresh, from the local tier
 	OutcomeRemote                  // fresh, from Redis
-	OutcomeStale                   // past its TTL and inside its Stale window, or marked stale
+	OutcomeStale                   // past its TTL and inside its Stale window, marked stale, or local and not to be checked as Redis does not answer
 	OutcomeLoaded                  // loaded under the lease, in this process
 	OutcomeWaited                  // loaded by another process while this call waited
 	OutcomeUnlocked                // loaded without the lease, and not stored in Redis
@@ -72,7 +72,8 @@ const (
 	EventChange
 	// EventChangeFailed: one did not, or it is not known [Key, Err].
 	EventChangeFailed
-	// EventBusLost: invalidations may be missed from now on; no cache [Err].
+	// EventBusLost: invalidations may be missed, from now until EventBusConfirmed; no
+	// cache [Err].
 	EventBusLost
 	// EventBusConfirmed: invalidations arrive again; no cache.
 	EventBusConfirmed

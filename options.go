@@ -17,8 +17,8 @@ const Off = -1
 // Options are what a gate is opened with. The zero value of each field is its
 // default.
 type Options struct {
-	// Redis is the shared tier: a client of a single node, of Sentinel or of a
-	// Cluster. The gate does not close it. nil: this process caches for itself
+	// Redis is the shared tier: a go-redis v9 client of a single node, of Sentinel or
+	// of a Cluster, Redis 6 or newer. The gate does not close it. nil: this process caches for itself
 	// alone, in the local tier.
 	Redis redis.UniversalClient
 
@@ -31,8 +31,8 @@ type Options struct {
 	// all caches. Default 64. Off: no limit.
 	MaxLoads int
 
-	// RedisTimeout bounds each command, whatever timeouts the client has. Default
-	// 250 ms.
+	// RedisTimeout bounds each command, whatever timeouts the client has. A command
+	// that may be sent twice is, once, if no answer came. Default 250 ms.
 	RedisTimeout time.Duration
 
 	// LocalBytes is the memory the local tier may use for values, in bytes, over
@@ -78,14 +78,14 @@ type Policy struct {
 	// Default 1. Off: not before the TTL.
 	EarlyBeta float64
 
-	// NegativeTTL is how long an ErrNotFound is remembered. Default 5 s, but at most
-	// TTL. Off: it is not.
+	// NegativeTTL is how long an ErrNotFound is remembered. Default: 5 s or TTL,
+	// whichever is less. Off: it is not.
 	NegativeTTL time.Duration
 
 	// LocalTTL is how long a value of the local tier is served without asking
-	// Redis, and so the longest that a lost invalidation can go unnoticed. Default
-	// 5 s, but at most TTL. Off: this cache has no local tier. Without Redis there
-	// is nothing to ask: the local tier then serves for TTL and Stale.
+	// Redis, and so the longest that a lost invalidation can go unnoticed. Default:
+	// 5 s or TTL, whichever is less. Off: this cache has no local tier. Without Redis
+	// there is nothing to ask: the local tier then serves for TTL and Stale.
 	LocalTTL time.Duration
 
 	// LoadTimeout bounds one run of the loader. Default 10 s.
@@ -104,8 +104,8 @@ type Policy struct {
 	LockTTL time.Duration
 
 	// MinRebuildInterval is the least time between two loads of one key in the
-	// fleet, also if it is deleted in between. At most LockTTL. Default 100 ms, but
-	// at most TTL.
+	// fleet, also if it is deleted in between: a call that comes earlier waits for the
+	// rest of it. At most LockTTL. Default: 100 ms, TTL or LockTTL, whichever is least.
 	MinRebuildInterval time.Duration
 
 	// FailureBackoff is the time after a failed load in which nobody in the fleet
@@ -115,8 +115,8 @@ type Policy struct {
 	// 250 ms.
 	FailureBackoff time.Duration
 
-	// MaxFailureBackoff is the longest back-off. At least FailureBackoff. Default
-	// 30 s.
+	// MaxFailureBackoff is the longest back-off. At least FailureBackoff. Default:
+	// 30 s or FailureBackoff, whichever is more.
 	MaxFailureBackoff time.Duration
 
 	// Version is the version of V's encoding. Raise it when V changes so that old

@@ -60,10 +60,10 @@ func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V], no
 
 // cloned is what a caller gets of a value that others get too.
 func (c *Cache[V]) cloned(v V) V {
-	if c.clone == nil {
+	if c.hooks.clone == nil {
 		return v
 	}
-	return c.clone(v)
+	return c.hooks.clone(v)
 }
 
 // join waits, on the caller's own context, for the flight of key. A flight whose

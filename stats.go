@@ -9,7 +9,10 @@ import (
 // Stats are counts since the gate was opened or the cache was made. Each is the
 // number of events of one kind; see [EventKind] for their exact meaning.
 type Stats struct {
-	Gets     uint64 // calls that ended: the sum of the seven outcomes
+	// Calls of Get, Fetch and Lookup that ended: Gets is the sum of the others, their
+	// outcomes. All callers that shared a flight count, so that one load of a herd of
+	// 30 counts as Loaded: 30, Loads: 1.
+	Gets     uint64
 	Failed   uint64
 	Local    uint64
 	Remote   uint64
@@ -18,31 +21,31 @@ type Stats struct {
 	Waited   uint64
 	Unlocked uint64
 
-	Coalesced    uint64
-	Loads        uint64
-	LoadFailures uint64
-	Abandoned    uint64
-	Refreshes    uint64
-	Waits        uint64
-	WaitTimeouts uint64
-	Backoffs     uint64
+	Coalesced    uint64 // calls that joined another one's flight
+	Loads        uint64 // runs of loaders
+	LoadFailures uint64 // those that failed; a not-found is no failure
+	Abandoned    uint64 // those that ignored the end of their context
+	Refreshes    uint64 // those behind a value that was served
+	Waits        uint64 // flights that waited for another process
+	WaitTimeouts uint64 // flights that waited longer than WaitTimeout
+	Backoffs     uint64 // flights that met the mark of a failed load
 
-	LeasesWon     uint64
-	LeasesHeld    uint64
-	LeasesLost    uint64
-	LeasesRevoked uint64
+	LeasesWon     uint64 // granted
+	LeasesHeld    uint64 // refused: somebody else had it
+	LeasesLost    uint64 // ended while the loader ran
+	LeasesRevoked uint64 // taken away by a change while the loader ran
 
 	CommitsStored  uint64
-	CommitsRefused uint64
-	CommitsFailed  uint64
+	CommitsRefused uint64 // the lease was not held any more
+	CommitsFailed  uint64 // not encoded, not sent, or not kept by Redis
 
-	BadPayloads   uint64
-	NewerEntries  uint64
-	Degraded      uint64
-	Changes       uint64
-	ChangesFailed uint64
-	BusLost       uint64 // gate only
-	BusConfirmed  uint64 // gate only
+	BadPayloads   uint64 // entries that could not be used
+	NewerEntries  uint64 // entries of a newer version of the code
+	Degraded      uint64 // flights that Redis did not answer
+	Changes       uint64 // of Set, Delete and Expire: keys changed
+	ChangesFailed uint64 // keys whose change failed
+	BusLost       uint64 // times that messages may have been lost; gate only
+	BusConfirmed  uint64 // times that the subscription was confirmed; gate only
 }
 
 // counters count what a cache, or a gate without its caches, emits.

@@ -43,10 +43,15 @@ func (c *gapCounter) current() uint64 {
 // valid reports whether a copy whose ticket said gap may be served without asking Redis.
 func (c *gapCounter) valid(gap uint64) bool { return gap != inGap && gap == c.n.Load() }
 
-// open and confirm are called by one goroutine, that of the bus.
-func (c *gapCounter) open() {
+// open and confirm are called by one goroutine, that of the bus. open reports
+// whether there was no gap before.
+func (c *gapCounter) open() bool {
 	n := c.n.Load()
-	c.n.Store(n + 2 - (n+1)%2)
+	if n%2 == 1 {
+		return false
+	}
+	c.n.Store(n + 1)
+	return true
 }
 
 func (c *gapCounter) confirm() {

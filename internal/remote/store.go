@@ -26,6 +26,7 @@ type Store struct {
 	channel   string // the bus
 	timeout   time.Duration
 	clock     clock
+	silent    error              // ErrNoAnswer, with the timeout
 	asking    singleflight.Group // for the server's time
 	acquire   *script
 	renew     *script
@@ -45,6 +46,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		instance:  instance,
 		channel:   namespace + ":bus",
 		timeout:   timeout,
+		silent:    fmt.Errorf("%w (%v)", ErrNoAnswer, timeout),
 		clock:     clock{start: time.Now()},
 		acquire:   newScript("acquire", acquireSource),
 		renew:     newScript("renew", renewSource),
@@ -84,6 +86,9 @@ func (s *Store) Wait(ctx context.Context) error {
 	}
 }
 
+// ErrNoAnswer means that a command got no answer within the store's timeout.
+var ErrNoAnswer = errors.New("herdgate: Redis did not answer in time")
+
 // bounded runs one command for at most the store's timeout. go-redis looks at a
 // cancel only between attempts and at a deadline only when told to, so the command
 // runs in a goroutine of its own; one that was given up on ends by itself (a read
@@ -93,7 +98,7 @@ func bounded[T any](ctx context.Context, s *Store, command func(context.Context)
 		v   T
 		err error
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout, s.silent)
 	defer cancel()
 	answers := make(chan answer, 1)
 	s.calls.Go(func() {
@@ -102,6 +107,9 @@ func bounded[T any](ctx context.Context, s *Store, command func(context.Context)
 	})
 	select {
 	case a := <-answers:
+		if errors.Is(a.err, context.DeadlineExceeded) && errors.Is(context.Cause(ctx), ErrNoAnswer) {
+			a.err = context.Cause(ctx) // a client that looks at deadlines
+		}
 		return a.v, a.err
 	case <-ctx.Done():
 		var zero T
