@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -79,7 +80,11 @@ func serve(ctx context.Context, addr string, s *service, out io.Writer) error {
 		return fmt.Errorf("-addr %s: %w", addr, err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /products/{id}", s)
+	mux.HandleFunc("GET /products/{id}", s.get)
+	mux.HandleFunc("PUT /products/{id}/name", s.rename)
+	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(s.products.Stats())
+	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()

@@ -37,6 +37,15 @@ func TestTheServiceAnswersAndEndsCleanly(t *testing.T) {
 			t.Errorf("got %d %s", status, body)
 		}
 	}
+	if status, body := send(t, client, http.MethodPut, url+"/name", "Samovar"); status != http.StatusNoContent {
+		t.Errorf("renaming gives %d %s", status, body)
+	}
+	if _, body := get(t, client, url); !strings.Contains(body, "Samovar") {
+		t.Errorf("after it was renamed: %s", body)
+	}
+	if _, body := get(t, client, strings.TrimSuffix(url, "products/1")+"stats"); !strings.Contains(body, `"Loads":2`) {
+		t.Errorf("stats: %s", body)
+	}
 	if status, body := get(t, client, strings.TrimSuffix(url, "1")+"99"); status != http.StatusNotFound {
 		t.Errorf("a product that does not exist gives %d %s", status, body)
 	}
@@ -49,7 +58,12 @@ func TestTheServiceAnswersAndEndsCleanly(t *testing.T) {
 
 func get(t *testing.T, client *http.Client, url string) (status int, body string) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	return send(t, client, http.MethodGet, url, "")
+}
+
+func send(t *testing.T, client *http.Client, method, url, what string) (status int, body string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(what))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +99,7 @@ func TestADatabaseThatDoesNotAnswerIsServiceUnavailable(t *testing.T) {
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/products/1", http.NoBody)
 	request.SetPathValue("id", "1")
 	response := httptest.NewRecorder()
-	s.ServeHTTP(response, request)
+	s.get(response, request)
 	if response.Code != http.StatusServiceUnavailable {
 		t.Errorf("got %d", response.Code)
 	}

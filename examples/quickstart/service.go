@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -41,8 +42,8 @@ func (s *service) load(ctx context.Context, id string) (Product, error) {
 	return p, err
 }
 
-// ServeHTTP answers GET /products/{id}.
-func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// get answers GET /products/{id}.
+func (s *service) get(w http.ResponseWriter, r *http.Request) {
 	p, err := s.products.Get(r.Context(), r.PathValue("id"))
 	switch {
 	case errors.Is(err, herdgate.ErrNotFound):
@@ -53,4 +54,25 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(p) // a client that has gone needs no answer
 	}
+}
+
+// rename answers PUT /products/{id}/name: first the source, then the cache. The
+// source has changed, so the cache must, even if the client is gone by then.
+func (s *service) rename(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	name, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1000))
+	if err != nil {
+		http.Error(w, "a name of at most 1000 bytes, please", http.StatusBadRequest)
+		return
+	}
+	if _, err := s.db.ExecContext(r.Context(), `UPDATE products SET name = ? WHERE id = ?`, string(name), id); err != nil {
+		http.Error(w, "try again later", http.StatusServiceUnavailable)
+		return
+	}
+	if err := s.products.Delete(context.WithoutCancel(r.Context()), id); err != nil {
+		// The old value may be served for what is left of its lifetime: call again.
+		http.Error(w, "saved, but not yet seen everywhere: send it again", http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
