@@ -181,12 +181,12 @@ func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.epoch.Load() == t.epoch {
-		c.store(key, cp, t)
+		c.put(key, cp, t)
 	}
 }
 
-// store puts a copy into the local tier. The stripe of key must be locked.
-func (c *Cache[V]) store(key string, cp *copied[V], t ticket) {
+// put stores a copy in the local tier. The stripe of key must be locked.
+func (c *Cache[V]) put(key string, cp *copied[V], t ticket) {
 	cp.gap = t.gap
 	c.copies.Store(key, cp, int64(cp.size)+copyOverhead)
 }

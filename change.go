@@ -30,9 +30,8 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	if err != nil {
 		return c.changeError(remote.OpSet, key, fmt.Errorf("encode: %w", err))
 	}
-	return c.change(ctx, keys, key, remote.Change{Op: remote.OpSet, Entry: made.entry, PX: life.hard}, func() *copied[V] {
-		return c.made(what, made, life, c.gate.now())
-	})
+	cp := c.made(content[V]{value: c.cloned(value)}, made, life, c.gate.now())
+	return c.change(ctx, keys, key, remote.Change{Op: remote.OpSet, Entry: made.entry, PX: life.hard}, cp)
 }
 
 // Delete removes keys, as many as named, so that the next call of each loads it
@@ -76,7 +75,9 @@ func (c *Cache[V]) Expire(ctx context.Context, key string) error {
 // change sends a change. The epoch of its key moves when the reply is there, so
 // that nothing read before it is kept, and once more by the message if the call
 // gave up: then the change may come later.
-func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch remote.Change, kept func() *copied[V]) error {
+func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch remote.Change, kept *copied[V]) error {
+	c.gate.life.RLock() // Close waits for changes under way
+	defer c.gate.life.RUnlock()
 	if c.gate.closed.Load() {
 		return c.changeError(ch.Op, key, ErrClosed)
 	}
@@ -84,12 +85,16 @@ func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch 
 		return c.changeError(ch.Op, key, err)
 	}
 	ch.ID, ch.Cache, ch.Key, ch.Interval = randomHex(8), c.name, key, c.policy.MinRebuildInterval
+	if c.gate.store == nil {
+		c.changeAlone(ctx, keys, ch, kept)
+		return nil
+	}
 	c.gate.own.add(ch.ID)
 	t := c.ticket(key)
 	stored, err := c.builds.Change(ctx, keys, ch)
 	switch {
 	case err == nil && stored == remote.Done:
-		c.changed(key, ch.Op, t, kept)
+		c.changed(key, t, kept)
 		c.events.emit(Event{Kind: EventChange, Key: key})
 		return nil
 	case err == nil && stored == remote.TooLate:
@@ -107,23 +112,40 @@ var errTooLate = errors.New("herdgate: the change reached Redis too late and was
 
 // changed is what an acknowledged change of this process does locally. The value of
 // a Set is kept only if nothing else has changed since before it was sent.
-func (c *Cache[V]) changed(key string, op remote.Op, t ticket, kept func() *copied[V]) {
+func (c *Cache[V]) changed(key string, t ticket, kept *copied[V]) {
 	s := c.stripe(key)
 	s.mu.Lock()
 	alone := s.epoch.Add(1) == t.epoch+1
-	if c.copies != nil {
-		old := c.copies.Load(key)
-		switch {
-		case kept != nil && alone:
-			c.store(key, kept(), t)
-		case op == remote.OpExpire && c.gate.store == nil && old != nil:
-			c.store(key, old.expired(c.gate.now()), t) // the copy is the entry
-		default:
-			c.copies.Delete(key)
-		}
+	switch {
+	case c.copies == nil:
+	case kept != nil && alone:
+		c.put(key, kept, t)
+	default:
+		c.copies.Delete(key)
 	}
 	s.mu.Unlock()
 	c.outdate(key)
+}
+
+// changeAlone is a change without Redis: of the copy, which is the entry, and the
+// build key in one step.
+func (c *Cache[V]) changeAlone(ctx context.Context, keys remote.Keys, ch remote.Change, kept *copied[V]) {
+	s := c.stripe(ch.Key)
+	s.mu.Lock()
+	_, _ = c.builds.Change(ctx, keys, ch) // cannot fail
+	t := ticket{epoch: s.epoch.Add(1), gap: c.gate.gap.current()}
+	old := c.copies.Load(ch.Key)
+	switch {
+	case kept != nil:
+		c.put(ch.Key, kept, t)
+	case ch.Op == remote.OpExpire && old != nil && c.policy.Stale > 0:
+		c.put(ch.Key, old.expired(c.gate.now()), t)
+	default:
+		c.copies.Delete(ch.Key)
+	}
+	s.mu.Unlock()
+	c.outdate(ch.Key)
+	c.events.emit(Event{Kind: EventChange, Key: ch.Key})
 }
 
 func (c *Cache[V]) changeError(op remote.Op, key string, err error) error {

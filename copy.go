@@ -61,11 +61,12 @@ func (cp *copied[V]) servable(now time.Duration) bool { return now < cp.hard }
 
 func (cp *copied[V]) age(now time.Duration) time.Duration { return max(0, now-cp.built) }
 
-// expired is the copy marked stale.
+// expired is the copy marked stale: served for its stale window at most.
 func (cp *copied[V]) expired(now time.Duration) *copied[V] {
+	hard := min(cp.hard, now+cp.hard-cp.fresh)
 	return &copied[V]{
 		content: cp.content, size: cp.size, seen: cp.seen,
-		built: cp.built, early: now, ahead: now, fresh: now, hard: cp.hard, check: cp.check,
+		built: cp.built, early: now, ahead: now, fresh: now, hard: hard, check: hard,
 	}
 }
 
@@ -208,7 +209,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	var age time.Duration
 	known := header.BuiltAt > 0
 	if known {
-		server, err := c.gate.store.ServerNow(ctx)
+		server, err := c.gate.store.ServerNow(ctx, keys)
 		if err != nil {
 			return found[V]{}, err
 		}
@@ -226,7 +227,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		if l.hard > l.fresh {
 			cp.hard = now + l.hard - l.fresh
 		}
-		cp.check = min(cp.hard, cp.check)
+		cp.check = now // Redis knows when it ends
 	}
 	return found[V]{cp: cp, seen: seen}, nil
 }

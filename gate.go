@@ -166,8 +166,13 @@ func (g *Gate) close(ctx context.Context) error {
 		tier.Close()
 	}
 	if err == nil && g.store != nil {
-		// Commands that were given up on end by the client's own timeouts.
-		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+		// Commands that were given up on end by the client's own timeouts. Those of the
+		// last moment get theirs, also if ctx is over.
+		patience := drainTime
+		if deadline, ok := ctx.Deadline(); ok {
+			patience = min(drainTime, max(time.Until(deadline), g.options.RedisTimeout))
+		}
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		err = g.store.Wait(rest)
 		cancel()
 	}

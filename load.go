@@ -75,7 +75,10 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 			c.events.emit(Event{Kind: EventAbandoned, Key: key})
 		}
 	}
-	got.missing = errors.Is(got.err, ErrNotFound)
+	_, panicked := errors.AsType[*singleflight.PanicError](got.err)
+	if got.missing = errors.Is(got.err, ErrNotFound) && !panicked; got.missing {
+		got.value = *new(V)
+	}
 	got.took = c.gate.now() - start
 	got.cause = context.Cause(ctx)
 	if got.err != nil && errors.Is(got.cause, ErrLoadTimeout) && !errors.Is(got.err, ErrLoadTimeout) {

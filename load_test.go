@@ -3,10 +3,12 @@ package herdgate_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/herdgate/herdgate"
@@ -424,6 +426,105 @@ func TestTwoFetchesOfOneKeyShareOneLoad(t *testing.T) {
 		}
 		if a.loads.Load() != 1 || b.loads.Load() != 0 {
 			w.Errorf("%d and %d loads", a.loads.Load(), b.loads.Load())
+		}
+	})
+}
+
+func TestAFetchIsNotAnsweredByAFlightWithoutALoader(t *testing.T) {
+	virtually(t, func(w *world) {
+		h := newHolding("get")
+		c := newCache[string](w.T, w.gate(func(o *herdgate.Options) {
+			o.Redis.AddHook(h)
+			o.RedisTimeout = time.Minute
+		}), nil, herdgate.Policy{})
+		h.arm()
+		without := make(chan error, 1)
+		go func() {
+			_, err := c.Get(w.Context(), "k")
+			without <- err
+		}()
+		synctest.Wait()
+		with := make(chan error, 1)
+		go func() {
+			v, err := c.Fetch(w.Context(), "k", newOrigin(0).load)
+			if v != "k#1" {
+				w.Errorf("got %q", v)
+			}
+			with <- err
+		}()
+		synctest.Wait()
+		h.release()
+		if err := <-with; err != nil {
+			w.Error(err)
+		}
+		if err := <-without; !errors.Is(err, herdgate.ErrNoLoader) {
+			w.Error(err)
+		}
+	})
+}
+
+func TestAKeyThatIsDeletedAllTheTimeIsStillRead(t *testing.T) { // I3
+	virtually(t, func(w *world) {
+		o := newOrigin(200 * time.Millisecond)
+		c := newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+		got := make(chan string, 1)
+		go func() { got <- get(w.T, c, "k") }()
+		for {
+			select {
+			case <-got:
+				if n := o.loads.Load(); n > 4 {
+					w.Errorf("%d loads", n)
+				}
+				return
+			default:
+				if err := c.Delete(w.Context(), "k"); err != nil {
+					w.Fatal(err)
+				}
+				w.pass(150 * time.Millisecond)
+			}
+		}
+	})
+}
+
+func TestAbandonedLoadersOfRefreshesAreCappedToo(t *testing.T) { // I4
+	virtually(t, func(w *world) {
+		hang := make(chan struct{})
+		defer close(hang)
+		var refreshing atomic.Bool
+		var running atomic.Int64
+		c := newCache(w.T, w.gate(func(o *herdgate.Options) { o.MaxLoads = 1 }), func(context.Context, string) (string, error) {
+			if refreshing.Load() {
+				running.Add(1)
+				<-hang
+			}
+			return "v", nil
+		}, herdgate.Policy{TTL: time.Second, Stale: time.Hour, LoadTimeout: 100 * time.Millisecond})
+		for i := range 20 {
+			get(w.T, c, fmt.Sprint(i))
+		}
+		refreshing.Store(true)
+		w.pass(2 * time.Second)
+		for i := range 20 {
+			get(w.T, c, fmt.Sprint(i))
+			w.pass(400 * time.Millisecond)
+		}
+		if n := running.Load(); n != 2 { // one in the slot, one abandoned
+			w.Errorf("%d loaders run", n)
+		}
+	})
+}
+
+func TestACallThatJoinsAWaitingFlightHasItsOwnTimeToWait(t *testing.T) { // I3
+	virtually(t, func(w *world) {
+		o := newOrigin(4 * time.Second)
+		policy := herdgate.Policy{WaitTimeout: 3 * time.Second}
+		a, b := newCache(w.T, w.gate(), o.load, policy), newCache(w.T, w.gate(), o.load, policy)
+		go func() { _, _ = a.Get(w.Context(), "k") }()
+		<-o.begun
+		go func() { _, _ = b.Get(w.Context(), "k") }() // gives up after 3 s
+		w.pass(2 * time.Second)
+		if v := get(w.T, b, "k"); v != "k#1" {
+			w.Errorf("got %q", v)
 		}
 	})
 }

@@ -100,8 +100,9 @@ type Event struct {
 }
 
 // Observer sees events as they happen. Observe runs in the goroutine it tells of,
-// also on the path of a local hit: it must be quick, safe for concurrent use, and
-// must not call the cache.
+// also on the path of a local hit and in the one that reads the bus: it must be
+// quick, safe for concurrent use, and must not call the cache. A panic in it is
+// recovered, and lost.
 type Observer interface {
 	Observe(Event)
 }

@@ -99,8 +99,8 @@ type Policy struct {
 	AfterWait AfterWait
 
 	// LockTTL is how long the rebuild lease outlives its holder: it is renewed each
-	// third of it while the loader runs, so that it does not limit the load. Default
-	// 2 s.
+	// third of it while the loader runs, so that it does not limit the load. At least
+	// 50 ms. Default 2 s.
 	LockTTL time.Duration
 
 	// MinRebuildInterval is the least time between two loads of one key in the
@@ -128,6 +128,9 @@ type Policy struct {
 	// Codec encodes values for Redis. Default codec.Msgpack().
 	Codec codec.Codec
 }
+
+// minLockTTL leaves a renewal a few milliseconds, of which several must fit.
+const minLockTTL = 50 * time.Millisecond
 
 func (o Options) resolved() (Options, error) {
 	if o.Namespace == "" {
@@ -173,8 +176,15 @@ func (p Policy) resolved() (Policy, error) {
 		p.Stale = 0
 	}
 	// The header has 32 bits of milliseconds.
-	if longest := time.Duration(math.MaxUint32) * time.Millisecond; p.TTL > longest || p.TTL+p.TTL/2+p.Stale > longest || p.Stale > longest {
-		c.fail("TTL", p.TTL, fmt.Sprintf("with Stale less than %v", longest/2))
+	const longest = math.MaxUint32 * float64(time.Millisecond)
+	if float64(p.TTL)*(1+p.Jitter)+float64(p.Stale) > longest {
+		c.fail("TTL", p.TTL, fmt.Sprintf("with Jitter and Stale at most %v", time.Duration(longest)))
+	}
+	if float64(p.NegativeTTL)*(1+p.Jitter) > longest {
+		c.fail("NegativeTTL", p.NegativeTTL, fmt.Sprintf("with Jitter at most %v", time.Duration(longest)))
+	}
+	if p.LockTTL < minLockTTL {
+		c.fail("LockTTL", p.LockTTL, fmt.Sprintf("at least %v, for several renewals to fit", minLockTTL))
 	}
 	if p.Codec == nil {
 		p.Codec = codec.Msgpack()

@@ -14,7 +14,10 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) {
 			if now := c.gate.now(); now < cp.ahead {
 				c.events.got(key, OutcomeLocal, 0, cp.err())
-				return c.cloned(cp.value), true, cp.err()
+				if cp.missing {
+					return cp.value, true, ErrNotFound
+				}
+				return c.cloned(cp.value), true, nil
 			}
 		}
 	}
@@ -25,7 +28,7 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 // lookup is one call: the local tier, then the flight of its key.
 func (c *Cache[V]) lookup(ctx context.Context, key string, load LoaderFunc[V]) (Result[V], error) {
 	start := c.gate.now()
-	r, err := c.local(ctx, key, load, start)
+	r, err := c.local(ctx, key, load)
 	if errors.Is(err, errMiss) {
 		r, err = c.join(ctx, key, load, start)
 	}
@@ -44,11 +47,12 @@ var errMiss = errors.New("herdgate: miss")
 
 // local serves a copy that need not be checked with Redis, and starts a refresh
 // behind it if it is due.
-func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V], now time.Duration) (Result[V], error) {
+func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V]) (Result[V], error) {
 	if c.copies == nil || c.gate.closed.Load() {
 		return Result[V]{}, errMiss
 	}
 	cp := c.copies.Load(key)
+	now := c.gate.now() // after the load: a copy may be stale from the moment it is stored
 	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check {
 		return Result[V]{}, errMiss
 	}
@@ -66,11 +70,16 @@ func (c *Cache[V]) cloned(v V) V {
 	return c.hooks.clone(v)
 }
 
+// steadfastAfter is how often the load of a call is cancelled by changes of its key.
+// The next one is detached, but runs to its end: where a key is changed more often
+// than it can be loaded, its readers would never get a value.
+const steadfastAfter = 2
+
 // join waits, on the caller's own context, for the flight of key. A flight whose
 // load was cancelled by a change sends its callers back here.
 func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], start time.Duration) (Result[V], error) {
-	for {
-		f, joined, err := c.start(ctx, key, load)
+	for tries := 0; ; tries++ {
+		f, joined, err := c.start(ctx, key, load, tries)
 		if err != nil {
 			return Result[V]{}, err
 		}
@@ -81,22 +90,31 @@ func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], sta
 			}
 		}
 		r, err := f.Wait(ctx)
-		if !errors.Is(err, errRestart) {
+		switch {
+		case errors.Is(err, errRestart):
+		case joined && load != nil && errors.Is(err, ErrNoLoader): // it was a flight without one
+		case joined && errors.Is(err, ErrWaitTimeout): // it had begun to wait before this call
+		default:
 			return r, err
 		}
-		if c.gate.now()-start > c.policy.WaitTimeout {
+		if c.gate.now()-start >= c.policy.WaitTimeout {
 			return Result[V]{}, c.failed(key, ErrWaitTimeout)
 		}
 	}
 }
 
-func (c *Cache[V]) start(ctx context.Context, key string, load LoaderFunc[V]) (f *flight[V], joined bool, err error) {
+func (c *Cache[V]) start(ctx context.Context, key string, load LoaderFunc[V], tries int) (f *flight[V], joined bool, err error) {
 	c.gate.life.RLock()
 	defer c.gate.life.RUnlock()
 	if c.gate.closed.Load() {
 		return nil, false, ErrClosed
 	}
-	f, joined = c.flights.Join(ctx, key, func(f *flight[V]) (Result[V], error) { return c.fly(f, load) })
+	f, joined = c.flights.Join(ctx, key, func(f *flight[V]) (Result[V], error) {
+		if tries >= steadfastAfter {
+			f.State.stand()
+		}
+		return c.fly(f, load)
+	})
 	return f, joined, nil
 }
 
@@ -125,7 +143,7 @@ func (c *Cache[V]) fly(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
 // the request is sent.
 func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys) (found[V], error) {
 	if c.gate.store == nil {
-		return found[V]{cp: c.own(f.Key())}, nil
+		return found[V]{cp: c.entry(f.Key())}, nil
 	}
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	entry, err := c.gate.store.Get(ctx, keys)
@@ -148,8 +166,14 @@ func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, ent
 	return read, err
 }
 
-// own is the local copy of a gate without Redis: the entry itself.
-func (c *Cache[V]) own(key string) *copied[V] { return c.copies.Load(key) }
+// entry is the local copy of a gate without Redis, under the lock under which it is
+// stored in one step with the end of its lease.
+func (c *Cache[V]) entry(key string) *copied[V] {
+	s := c.stripe(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.copies.Load(key)
+}
 
 // degraded serves a call whose Redis does not answer: a local copy inside its hard
 // expiry, as stale, else an unlocked load.
@@ -159,8 +183,8 @@ func (c *Cache[V]) degraded(f *flight[V], load LoaderFunc[V], cause error) (Resu
 	}
 	c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: cause})
 	if c.copies != nil {
-		now := c.gate.now()
-		if cp := c.copies.Load(f.Key()); cp != nil && cp.servable(now) {
+		if cp := c.copies.Load(f.Key()); cp != nil && cp.servable(c.gate.now()) {
+			now := c.gate.now()
 			r, err := cp.result(OutcomeStale, now)
 			r.Stale = true
 			return r, err

@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/herdgate/herdgate"
@@ -294,6 +296,74 @@ func TestWhoMetAnothersRefreshAsksAgainForTheNextEntry(t *testing.T) { // I5
 		get(w.T, b, "k") // and is now the only one to read
 		w.pass(time.Second)
 		if v := get(w.T, b, "k"); v != "k#3" {
+			w.Errorf("got %q", v)
+		}
+	})
+}
+
+func TestAMarkStopsRefreshesAlsoIfTheEntryIsGone(t *testing.T) { // I5, I12
+	virtually(t, func(w *world) {
+		count := &counting{}
+		var fail atomic.Bool
+		c := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Redis.AddHook(count) }), func(context.Context, string) (string, error) {
+			if fail.Load() {
+				return "", errors.New("boom")
+			}
+			return "v", nil
+		}, herdgate.Policy{TTL: time.Second, Stale: time.Hour, LocalTTL: time.Minute, FailureBackoff: 10 * time.Second})
+		get(w.T, c, "k")
+		fail.Store(true)
+		w.connect().FlushAll(w.Context())
+		w.pass(2 * time.Second)
+		count.n.Store(0)
+		for range 800 {
+			get(w.T, c, "k")
+			w.pass(time.Millisecond)
+		}
+		if n := count.n.Load(); n > 6 {
+			w.Errorf("%d commands for one stale key in 0.8 s of a back-off", n)
+		}
+	})
+}
+
+func TestACopyMarkedStaleIsNeverServedAsFresh(t *testing.T) { // I2
+	t.Parallel()
+	really(t, func(w *world) {
+		c := newCache[int](w.T, w.gate(), nil, herdgate.Policy{})
+		for i := range 300 {
+			if err := c.Set(w.Context(), "k", i); err != nil {
+				w.Fatal(err)
+			}
+			if err := c.Expire(w.Context(), "k"); err != nil {
+				w.Fatal(err)
+			}
+			_, errs := herd(w.T, 30, func() (int, error) { return c.Get(w.Context(), "k") })
+			for _, err := range errs {
+				if !errors.Is(err, herdgate.ErrNoLoader) {
+					w.Fatalf("served after an Expire without a stale window: %v", err)
+				}
+			}
+		}
+	})
+}
+
+func TestAWaitEndsThoughTheEntryGoesFromBadToWorse(t *testing.T) { // I3, I7
+	virtually(t, func(w *world) {
+		h := newHolding("get")
+		o := newOrigin(0)
+		c := newCache(w.T, w.gate(func(o *herdgate.Options) {
+			o.Redis.AddHook(h)
+			o.RedisTimeout = time.Minute
+		}), o.load, herdgate.Policy{WaitTimeout: time.Second})
+		rdb := w.connect()
+		rdb.Set(w.Context(), entryKey, strings.Repeat("x", 100), time.Hour)
+		h.arm()
+		got := make(chan string, 1)
+		go func() { got <- get(w.T, c, "k") }()
+		synctest.Wait() // it has read 100 bad bytes
+		rdb.Set(w.Context(), entryKey, "short", time.Hour)
+		h.release()
+		if v := <-got; v != "k#1" {
 			w.Errorf("got %q", v)
 		}
 	})

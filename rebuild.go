@@ -25,7 +25,8 @@ func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, seen string, wait boo
 	a := acquisition{claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	var err error
-	a.Found, err = c.builds.Acquire(f.Context(), keys, remote.Acquire{
+	// Not cancelled when the gate closes: what may have been granted must be let go.
+	a.Found, err = c.builds.Acquire(context.WithoutCancel(f.Context()), keys, remote.Acquire{
 		Owner: a.claim.Owner, TTL: c.policy.LockTTL, Seen: seen, Wait: wait,
 	})
 	a.claim.Token = a.Nonce
@@ -53,6 +54,10 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 	fresh := true // it has not waited for anybody's load
 	for {
 		slot, err := c.gate.slot(patience, &f.State)
+		if err == nil && patience.Err() != nil { // a free slot is given at any time
+			slot.release()
+			err = patience.Err()
+		}
 		if err != nil {
 			return c.impatient(patience, f, load)
 		}
@@ -76,7 +81,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 		case remote.Failed:
 			// Who waited for the load that failed gets its failure; who comes later
 			// waits out what is left of a short back-off.
-			if !fresh || a.Rest > min(c.policy.FailureBackoff, until(patience)) {
+			if !fresh || a.Rest > min(max(c.policy.FailureBackoff, c.policy.MinRebuildInterval), until(patience)) {
 				return Result[V]{}, &BackoffError{Cache: c.name, Key: f.Key(), Failures: a.Failures, RetryAfter: a.Rest, Reason: a.Code}
 			}
 			read, err = c.await(patience, f, keys, "", a.Rest)
@@ -99,7 +104,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 			return c.unlocked(f, load, keepNothing)
 		case read.cp != nil && read.cp.servable(now):
 			return read.cp.result(outcome, now)
-		case read.seen != "":
+		case read.seen != "" || a.State == remote.Newer:
 			seen = read.seen
 		}
 	}
@@ -108,18 +113,40 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 // build runs the loader under a lease and commits what it returns.
 func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load LoaderFunc[V], slot *loadSlot) (Result[V], error) {
 	key := f.Key()
+	// Whatever goes wrong from here, a hook of the user that panics included, the
+	// lease ends.
+	settled := false
+	defer func() {
+		if !settled {
+			c.finish(f, keys, a, remote.Finish{State: remote.FinishFailed, For: c.backoff(a.Failures), Code: "panic"})
+		}
+	}()
+	give := func(r Result[V], err error) (Result[V], error) {
+		slot.release()
+		c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
+		settled = true
+		return r, err
+	}
+	if f.Context().Err() != nil {
+		return give(Result[V]{}, context.Cause(f.Context()))
+	}
 	if c.gate.store == nil {
 		// Without Redis the copy is the entry: one that the flight before stored
 		// between this flight's look at it and its grant is not built again.
-		if cp := c.own(key); cp != nil && c.gate.now() < cp.early {
-			slot.release()
-			c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
-			return cp.result(OutcomeLocal, c.gate.now())
+		if cp := c.entry(key); cp != nil && c.gate.now() < cp.early {
+			return give(cp.result(OutcomeLocal, c.gate.now()))
 		}
 	}
 	lease := c.hold(f.Context(), a)
 	got := c.run(f, load, lease, slot)
 	lease.stop()
+	r, err := c.conclude(f, keys, a, got)
+	settled = true
+	return r, err
+}
+
+// conclude ends a lease by what its loader has returned.
+func (c *Cache[V]) conclude(f *flight[V], keys remote.Keys, a acquisition, got loaded[V]) (Result[V], error) {
 	switch {
 	case got.err == nil || got.missing:
 		return c.commit(f, keys, a, got)
@@ -131,7 +158,7 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load Loa
 		return Result[V]{}, errRestart
 	}
 	c.finish(f, keys, a, remote.Finish{State: remote.FinishFailed, For: c.backoff(a.Failures), Code: failureReason(got.err)})
-	return Result[V]{}, c.failed(key, got.err)
+	return Result[V]{}, c.failed(f.Key(), got.err)
 }
 
 // commit stores a loaded value, or a not-found, and keeps a copy.
@@ -144,6 +171,7 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 	}
 	if got.missing && c.policy.NegativeTTL == Off {
 		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor, Drop: true})
+		c.invalidate(key)
 		return r, err
 	}
 	life := c.draw(got.content, got.took)
@@ -153,29 +181,43 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor})
 		return r, err
 	}
-	built := c.gate.now()
-	if c.gate.store == nil {
-		// The copy is the entry: it must be there when the lease ends and the next
-		// who is granted it looks once more.
-		c.keep(key, c.made(got.content, made, life, built), a.ticket)
-	}
-	stored, storeErr := c.builds.Commit(context.WithoutCancel(f.Context()), keys, remote.Commit{
+	cp := c.made(got.content, made, life, c.gate.now())
+	stored, storeErr := c.store(context.WithoutCancel(f.Context()), keys, remote.Commit{
 		Claim: a.claim, Cache: c.name, Key: key, Entry: made.entry, PX: life.hard, Interval: c.policy.MinRebuildInterval, Pass: passFor,
-	})
+	}, cp, a.ticket)
 	switch {
 	case storeErr != nil:
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: storeErr})
 	case stored == remote.Done:
 		c.events.emit(Event{Kind: EventCommitStored, Key: key})
-		if c.gate.store != nil {
-			c.keep(key, c.made(got.content, made, life, built), a.ticket)
-		}
 	case stored == remote.NotStored:
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: ErrNotStored})
 	default:
 		c.events.emit(Event{Kind: EventCommitRefused, Key: key})
 	}
 	return r, err
+}
+
+// store commits an entry and keeps its copy. Without Redis the copy is the entry, so
+// that the lease alone decides, and both happen in one step for whoever looks under
+// the stripe's lock.
+func (c *Cache[V]) store(ctx context.Context, keys remote.Keys, commit remote.Commit, cp *copied[V], t ticket) (remote.Stored, error) {
+	if c.gate.store != nil {
+		stored, err := c.builds.Commit(ctx, keys, commit)
+		if err == nil && stored == remote.Done {
+			c.keep(commit.Key, cp, t)
+		}
+		return stored, err
+	}
+	s := c.stripe(commit.Key)
+	s.mu.Lock()
+	stored, err := c.builds.Commit(ctx, keys, commit)
+	if stored == remote.Done {
+		c.put(commit.Key, cp, t)
+	}
+	s.mu.Unlock()
+	c.wake(commit.Key)
+	return stored, err
 }
 
 // finish lets a lease go without an entry, also when the gate has cancelled the
@@ -222,41 +264,45 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], from 
 	if c.quiet.holds(key, seen, c.gate.now()) {
 		return nil // the refresh before this one has ended since its caller looked
 	}
+	served := seen // the version that the next hits are served, and come here with
+	quiet := func(d time.Duration) { c.quiet.put(key, served, c.gate.now()+d, c.gate.now()) }
 	if from == OutcomeLocal {
 		read, err := c.read(f.Context(), f, keys)
 		if err != nil || read.newer {
-			c.quiet.put(key, seen, c.gate.now()+c.gate.options.RedisTimeout, c.gate.now())
+			quiet(c.gate.options.RedisTimeout)
 			return err
 		}
-		if read.cp != nil && c.gate.now() < read.cp.early {
-			return nil // rebuilt elsewhere
+		if read.cp != nil {
+			if c.gate.now() < read.cp.early {
+				return nil // rebuilt elsewhere
+			}
+			served = read.seen
 		}
 		seen = read.seen
 	}
-	quiet := func(d time.Duration) { c.quiet.put(key, seen, c.gate.now()+d, c.gate.now()) }
 	slot, ok := c.gate.trySlot(f.Context())
 	if !ok {
-		quiet(askPause)
+		quiet(10 * askPause)
 		return nil
 	}
-	defer slot.release()
 	// With a local tier the copies of this process would not learn of the new entry
 	// before their next check, so the refresh waits for it in their place.
 	wait := c.copies != nil && c.gate.store != nil
 	a, err := c.acquire(f, keys, seen, wait)
+	if err == nil && a.State == remote.Granted {
+		c.events.emit(Event{Kind: EventRefresh, Key: key})
+		_, err = c.build(f, keys, a, load, slot)
+		return err
+	}
+	slot.release()
 	switch {
 	case err != nil:
 		quiet(c.gate.options.RedisTimeout)
-		return err
-	case a.State == remote.Granted:
-		c.events.emit(Event{Kind: EventRefresh, Key: key})
-		_, err = c.build(f, keys, a, load, slot)
 		return err
 	case a.State == remote.Newer:
 		_, err = c.take(f.Context(), f, keys, a.Entry, a.ticket)
 		return err
 	case a.State == remote.Held && wait:
-		slot.release()
 		patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
 		defer cancel()
 		_, err = c.await(patience, f, keys, seen, a.Rest+askSlack)

@@ -52,12 +52,11 @@ func (s *solo) Acquire(_ context.Context, keys remote.Keys, a remote.Acquire) (r
 	return remote.Found{State: remote.Granted, Nonce: s.nonce, Failures: b.failures}, nil
 }
 
-// Commit implements builder. The entry is kept by the caller, under its ticket.
+// Commit implements builder. The caller stores the entry, and wakes who waits.
 func (s *solo) Commit(_ context.Context, keys remote.Keys, c remote.Commit) (remote.Stored, error) {
 	if !s.end(keys.B, c.Claim.Token, func(b build, _ time.Duration) build { return b.cooling(c.Interval, 0) }) {
 		return remote.Refused, nil
 	}
-	s.wake(c.Key)
 	return remote.Done, nil
 }
 

@@ -70,16 +70,23 @@ func newCounters(cache string, observer Observer) *counters {
 func (c *counters) emit(e Event) {
 	c.kinds[e.Kind].Inc()
 	if c.observer != nil {
-		e.Cache = c.cache
-		c.observer.Observe(e)
+		c.tell(e)
 	}
+}
+
+// tell calls the observer. A panic of it would end a flight in the middle, or the
+// process.
+func (c *counters) tell(e Event) {
+	defer func() { _ = recover() }()
+	e.Cache = c.cache
+	c.observer.Observe(e)
 }
 
 // got counts a call that ended. It is all that a local hit pays for being counted.
 func (c *counters) got(key string, outcome Outcome, took time.Duration, err error) {
 	c.outcomes[outcome].Inc()
 	if c.observer != nil {
-		c.observer.Observe(Event{Kind: EventGet, Outcome: outcome, Cache: c.cache, Key: key, Duration: took, Err: err})
+		c.tell(Event{Kind: EventGet, Outcome: outcome, Key: key, Duration: took, Err: err})
 	}
 }
 

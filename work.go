@@ -17,6 +17,7 @@ type work struct {
 	stage  stage
 	woken  chan struct{} // holds one wake-up; made by the first who needs it
 	revoke func()        // cancels the loader; set while it runs
+	stands bool          // changes do not cancel the loader
 	lent   bool          // a caller that holds a load slot waits for this flight
 	onLent func()        // ends the wait for a slot; set while there is one
 }
@@ -57,11 +58,21 @@ func (w *work) outdate() (detach bool) {
 	w.wake()
 	w.mu.Lock()
 	detach, revoke := w.stage != waiting, w.revoke
+	if w.stands {
+		revoke = nil
+	}
 	w.mu.Unlock()
 	if revoke != nil {
 		revoke()
 	}
 	return detach
+}
+
+// stand makes the loader of this flight run to its end whatever changes.
+func (w *work) stand() {
+	w.mu.Lock()
+	w.stands = true
+	w.mu.Unlock()
 }
 
 // wake lets the flight look again, now or when it comes to wait.

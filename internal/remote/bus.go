@@ -95,7 +95,7 @@ func (b *Bus) receive(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		b.store.clock.forget() // the next server may have another clock
+		b.store.forgetClocks() // the next server may have another
 		b.listener.Lost(err)
 		if confirmed {
 			wait = reconnectFloor

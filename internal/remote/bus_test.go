@@ -153,7 +153,7 @@ func TestAKilledSubscriptionIsALossAndComesBack(t *testing.T) {
 	defer bus.Close()
 	for range 3 {
 		h.expect(t, "confirmed")
-		_, err := s.ServerNow(t.Context())
+		_, err := s.ServerNow(t.Context(), Keys{})
 		must(t, err)
 		must(t, direct.Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err())
 		h.expect(t, "lost")
@@ -242,11 +242,11 @@ func TestALossMakesTheServersTimeUnknown(t *testing.T) {
 		s := newStore(rdb)
 		h, bus := listen(t, s)
 		h.expect(t, "confirmed")
-		_, err := s.ServerNow(t.Context())
+		_, err := s.ServerNow(t.Context(), Keys{})
 		must(t, err)
 		on.Store(true)
 		h.expect(t, "lost: "+errNoHeartbeat.Error())
-		if now, ok := s.clock.now(); ok {
+		if now, ok := s.clockOf(t.Context(), Keys{}).now(); ok {
 			t.Errorf("after a loss the server's time is still %v", now)
 		}
 		bus.Close()

@@ -35,17 +35,12 @@ func (c *clock) observe(micros int64, sent time.Duration) time.Duration {
 	offset := time.Duration(micros)*time.Microsecond - (sent + margin)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.known || margin <= c.margin || now-c.learned >= betterFor {
+	// A sample that contradicts tells of a clock that was set, or of another server.
+	contradicts := (offset - c.offset).Abs() > margin+c.margin
+	if !c.known || margin <= c.margin || contradicts || now-c.learned >= betterFor {
 		c.known, c.offset, c.margin, c.learned = true, offset, margin, now
 	}
 	return now + offset
-}
-
-// forget drops what was learned: another server may answer from now on.
-func (c *clock) forget() {
-	c.mu.Lock()
-	c.known = false
-	c.mu.Unlock()
 }
 
 // now is the server's time since the epoch, false while nothing recent is known.

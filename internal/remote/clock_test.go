@@ -19,13 +19,13 @@ func TestTheServersTimeIsLearnedFromReplies(t *testing.T) {
 		server, client := testutil.NewBubbleRedis(t)
 		server.SetTime(time.Now().Add(ahead))
 		s := newStore(client())
-		if _, ok := s.clock.now(); ok {
+		if _, ok := s.clockOf(t.Context(), Keys{}).now(); ok {
 			t.Error("the time is known before any reply")
 		}
 		_, err := s.Change(t.Context(), s.Keys("c", "k"), change(OpDelete))
 		must(t, err)
 		time.Sleep(time.Second)
-		now, ok := s.clock.now()
+		now, ok := s.clockOf(t.Context(), Keys{}).now()
 		if want := time.Duration(time.Now().Add(ahead).UnixNano()); !ok || now != want {
 			t.Errorf("the server's time is %v, %v, want %v", now, ok, want)
 		}
@@ -39,7 +39,7 @@ func TestServerNowAsksOnlyIfNoReplyToldTheTime(t *testing.T) {
 		asked := func(wantCommands int) {
 			t.Helper()
 			before := server.CommandCount()
-			now, err := s.ServerNow(t.Context())
+			now, err := s.ServerNow(t.Context(), Keys{})
 			must(t, err)
 			if want := time.Duration(time.Now().UnixNano()); now != want {
 				t.Errorf("ServerNow is %v, want %v", now, want)
@@ -55,7 +55,7 @@ func TestServerNowAsksOnlyIfNoReplyToldTheTime(t *testing.T) {
 		asked(0)
 		time.Sleep(time.Microsecond)
 		asked(1)
-		s.clock.forget()
+		s.forgetClocks()
 		asked(1)
 	})
 }
@@ -65,7 +65,7 @@ func TestServerNowOfADeadServerIsAnError(t *testing.T) {
 		server, client := testutil.NewBubbleRedis(t)
 		s := newStore(client())
 		server.SetError("LOADING not yet")
-		if now, err := s.ServerNow(t.Context()); err == nil || now != 0 {
+		if now, err := s.ServerNow(t.Context(), Keys{}); err == nil || now != 0 {
 			t.Errorf("ServerNow is %v, %v, want an error", now, err)
 		}
 	})
@@ -74,8 +74,8 @@ func TestServerNowOfADeadServerIsAnError(t *testing.T) {
 func TestDurationsAreCountedOnTheMonotonicClock(t *testing.T) {
 	s := NewStore(redis.NewClient(&redis.Options{}), "test", "here", time.Second)
 	defer func() { must(t, s.rdb.Close()) }()
-	if !strings.Contains(s.clock.start.String(), " m=") {
-		t.Errorf("the clock starts at %v, which has no monotonic reading: a jump of the wall clock would move it", s.clock.start)
+	if !strings.Contains(s.clockOf(t.Context(), Keys{}).start.String(), " m=") {
+		t.Errorf("the clock starts at %v, which has no monotonic reading: a jump of the wall clock would move it", s.clockOf(t.Context(), Keys{}).start)
 	}
 }
 
@@ -99,13 +99,12 @@ func TestATighterSampleOutlivesNewerLooseOnes(t *testing.T) {
 		estimate(time.Hour, 50*time.Millisecond)
 		sample(time.Hour+time.Millisecond, 10*time.Millisecond) // tighter: taken
 		estimate(time.Hour+time.Millisecond, 5*time.Millisecond)
-		sample(2*time.Hour, 20*time.Millisecond) // looser: not
+		sample(time.Hour+3*time.Millisecond, 20*time.Millisecond) // looser: not
 		estimate(time.Hour+time.Millisecond, 5*time.Millisecond)
 		time.Sleep(betterFor)
 		sample(time.Hour+2*time.Millisecond, 20*time.Millisecond) // looser, but the other is old
 		estimate(time.Hour+2*time.Millisecond, 10*time.Millisecond)
-		c.forget()
-		sample(3*time.Hour, time.Second) // nothing to compare with
+		sample(3*time.Hour, time.Second) // looser, but both cannot be right: the server's clock was set
 		estimate(3*time.Hour, time.Second/2)
 	})
 }
@@ -115,10 +114,10 @@ func TestARequestIsVoidOnceItsCallerHasGivenUp(t *testing.T) {
 		server, client := testutil.NewBubbleRedis(t)
 		s := newStore(client())
 		keys := s.Keys("c", "k")
-		if s.notAfter() != "" {
-			t.Errorf("notAfter is %q before the server's time is known", s.notAfter())
+		if s.notAfter(s.clockOf(t.Context(), keys)) != "" {
+			t.Errorf("notAfter is %q before the server's time is known", s.notAfter(s.clockOf(t.Context(), keys)))
 		}
-		_, err := s.ServerNow(t.Context())
+		_, err := s.ServerNow(t.Context(), Keys{})
 		must(t, err)
 		// The server's clock jumps: what the store believes of it is wrong by an hour.
 		server.SetTime(time.Now().Add(time.Hour))

@@ -79,7 +79,7 @@ func mutants() []mutant {
 		{"a failure forgotten when its back-off ends", "finish", "2 * ms)", "ms)"},
 		{"what is gone at its source stays", "finish", "if ARGV[6] == '1' then", "if false then"},
 		{"what is still there goes", "finish", "if ARGV[6] == '1' then", "if true then"},
-		{"a finish wakes nobody", "finish", wake, "if false then"},
+		{"a finish wakes nobody", "finish", "if waited == '1' or", "if"},
 
 		{"notAfter ignored", "change", "now > tonumber(ARGV[2])", "false"},
 		{"a change leaves the lease", "change", "if nonce then", "if false then"},

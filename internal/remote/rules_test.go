@@ -234,7 +234,7 @@ func (r *rules) change(q request, at instant) answer {
 }
 
 func (r *rules) wake(q request) []string {
-	if r.b.waited {
+	if r.b.waited || q.drop { // who drops an entry tells everybody
 		return []string{q.message}
 	}
 	return nil

@@ -25,7 +25,7 @@ type Store struct {
 	instance  string
 	channel   string // the bus
 	timeout   time.Duration
-	clock     clock
+	start     time.Time          // a reading with a monotonic part; what the clocks count from
 	silent    error              // ErrNoAnswer, with the timeout
 	asking    singleflight.Group // for the server's time
 	acquire   *script
@@ -35,6 +35,9 @@ type Store struct {
 	change    *script
 
 	calls sync.WaitGroup // commands in flight, given up on or not
+
+	mu     sync.Mutex
+	clocks map[string]*clock // protected by mu; by the address of a Cluster's master, "" elsewhere
 }
 
 // NewStore returns the store of a namespace. instance names this gate on the bus;
@@ -47,7 +50,8 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		channel:   namespace + ":bus",
 		timeout:   timeout,
 		silent:    fmt.Errorf("%w (%v)", ErrNoAnswer, timeout),
-		clock:     clock{start: time.Now()},
+		start:     time.Now(),
+		clocks:    map[string]*clock{},
 		acquire:   newScript("acquire", acquireSource),
 		renew:     newScript("renew", renewSource),
 		commit:    newScript("commit", commitSource),
@@ -185,9 +189,10 @@ type Found struct {
 func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error) {
 	ttl := millis(a.TTL)
 	send := func(ctx context.Context) (Found, error) {
-		sentAt, sent := time.Now(), s.clock.mono()
+		clock := s.clockOf(ctx, keys)
+		sentAt, sent := time.Now(), clock.mono()
 		v, err := s.acquire.run(ctx, s.rdb, again, []string{keys.V, keys.B},
-			a.Owner, ttl, a.Seen, s.notAfter(), a.Wait, a.Force)
+			a.Owner, ttl, a.Seen, s.notAfter(clock), a.Wait, a.Force)
 		if err != nil {
 			return Found{}, err
 		}
@@ -210,7 +215,6 @@ func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error
 		case "PASS":
 			f.State, f.Rest = Pass, rest()
 		case "VOID":
-			s.void(ctx)
 			f.State = Void
 		default:
 			r.fail(0, "a state")
@@ -218,13 +222,11 @@ func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error
 		if r.err != nil {
 			return Found{}, r.err
 		}
-		if f.State != Void {
-			s.clock.observe(micros, sent)
-		}
+		clock.observe(micros, sent)
 		return f, nil
 	}
 	f, err := retried(ctx, s, send)
-	if err == nil && f.State == Void { // it did nothing; the server's time is asked for no more
+	if err == nil && f.State == Void { // it did nothing, and has told the server's time
 		f, err = retried(ctx, s, send)
 	}
 	return f, err
@@ -295,17 +297,22 @@ func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
 	if f.State != FinishNothing {
 		ms = millis(f.For)
 	}
+	message := wakeUp(f.Cache, f.Key)
+	if f.Drop {
+		message = invalidation(s.instance, Change{ID: f.Claim.Owner, Op: OpDelete, Cache: f.Cache, Key: f.Key})
+	}
 	return retried(ctx, s, func(ctx context.Context) (bool, error) {
-		sent := s.clock.mono()
+		clock := s.clockOf(ctx, keys)
+		sent := clock.mono()
 		v, err := s.finish.run(ctx, s.rdb, again, []string{keys.V, keys.B}, f.Claim.Owner, nonce(f.Claim), string(f.State),
-			ms, code, f.Drop, interval, s.channel, wakeUp(f.Cache, f.Key))
+			ms, code, f.Drop, interval, s.channel, message)
 		if err != nil {
 			return false, err
 		}
 		r := newReply(v)
 		held, micros := r.integer(0) == 1, r.integer(1)
 		if r.err == nil {
-			s.clock.observe(micros, sent)
+			clock.observe(micros, sent)
 		}
 		return held, r.err
 	})
@@ -341,7 +348,7 @@ func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error)
 		px, how, apply = millis(c.PX), once, bounded[Stored]
 	}
 	send := func(ctx context.Context) (Stored, error) {
-		return s.stored(ctx, s.change, how, keys, string(c.Op), s.notAfter(), interval,
+		return s.stored(ctx, s.change, how, keys, string(c.Op), s.notAfter(s.clockOf(ctx, keys)), interval,
 			s.channel, invalidation(s.instance, c), c.Entry, px)
 	}
 	stored, err := apply(ctx, s, send)
@@ -352,7 +359,8 @@ func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error)
 }
 
 func (s *Store) stored(ctx context.Context, sc *script, how sends, keys Keys, args ...any) (Stored, error) {
-	sent := s.clock.mono()
+	clock := s.clockOf(ctx, keys)
+	sent := clock.mono()
 	v, err := sc.run(ctx, s.rdb, how, []string{keys.V, keys.B}, args...)
 	if err != nil {
 		return 0, err
@@ -362,9 +370,7 @@ func (s *Store) stored(ctx context.Context, sc *script, how sends, keys Keys, ar
 	if r.err != nil {
 		return 0, r.err
 	}
-	if state != "VOID" {
-		s.clock.observe(micros, sent)
-	}
+	clock.observe(micros, sent)
 	switch state {
 	case "STORED", "DONE":
 		return Done, nil
@@ -373,51 +379,90 @@ func (s *Store) stored(ctx context.Context, sc *script, how sends, keys Keys, ar
 	case "NOT_STORED":
 		return NotStored, nil
 	case "VOID":
-		s.void(ctx)
 		return TooLate, nil
 	}
 	r.fail(0, "a state")
 	return 0, r.err
 }
 
-// void is told that a request came after its time. Unless its caller has given up,
-// so that it really was late, our idea of the server's time is wrong.
-func (s *Store) void(ctx context.Context) {
-	if ctx.Err() == nil {
-		s.clock.forget()
+// clockOf is the clock of the server that has the keys: each master of a Cluster has
+// its own, and their times differ.
+func (s *Store) clockOf(ctx context.Context, keys Keys) *clock {
+	node := ""
+	if master := s.masterOf(ctx, keys); master != nil {
+		node = master.Options().Addr
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.clocks[node]
+	if c == nil {
+		c = &clock{start: s.start}
+		s.clocks[node] = c
+	}
+	return c
 }
 
-// ServerNow is the server's time since the epoch. It asks the server when no reply
-// of the last minute told it; those who ask at the same time share one question.
-func (s *Store) ServerNow(ctx context.Context) (time.Duration, error) {
-	if now, ok := s.clock.now(); ok {
+// masterOf is the node of a Cluster that has the keys; nil elsewhere.
+func (s *Store) masterOf(ctx context.Context, keys Keys) *redis.Client {
+	cluster, ok := s.rdb.(*redis.ClusterClient)
+	if !ok {
+		return nil
+	}
+	master, err := cluster.MasterForKey(ctx, keys.V)
+	if err != nil {
+		return nil
+	}
+	return master
+}
+
+// forgetClocks drops what is known of the servers' times: others may answer from now on.
+func (s *Store) forgetClocks() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.clocks)
+}
+
+// ServerNow is the time since the epoch of the server that has the keys. It asks the
+// server when no reply of the last minute told it; those who ask at the same time
+// share one question.
+func (s *Store) ServerNow(ctx context.Context, keys Keys) (time.Duration, error) {
+	clock := s.clockOf(ctx, keys)
+	if now, ok := clock.now(); ok {
 		return now, nil
 	}
-	now, err, _ := s.asking.Do("", func() (any, error) {
-		return bounded(ctx, s, func(ctx context.Context) (time.Duration, error) {
-			sent := s.clock.mono()
-			t, err := s.rdb.Time(ctx).Result()
+	var server redis.Cmdable = s.rdb
+	node := ""
+	if master := s.masterOf(ctx, keys); master != nil {
+		server, node = master, master.Options().Addr
+	}
+	asked := s.asking.DoChan(node, func() (any, error) {
+		// The others do not depend on the one whose question it is.
+		return bounded(context.WithoutCancel(ctx), s, func(ctx context.Context) (time.Duration, error) {
+			sent := clock.mono()
+			t, err := server.Time(ctx).Result()
 			if err != nil {
 				return 0, err
 			}
-			return s.clock.observe(t.UnixMicro(), sent), nil
+			return clock.observe(t.UnixMicro(), sent), nil
 		})
 	})
-	if err != nil {
-		return 0, err
+	select {
+	case answer := <-asked:
+		now, _ := answer.Val.(time.Duration)
+		return now, answer.Err
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
 	}
-	return now.(time.Duration), nil
 }
 
 // notAfter is the server time past which a script must do nothing, in µs: its
 // caller has given up by then. "" while the server's time is not known.
-func (s *Store) notAfter() string {
-	now, ok := s.clock.now()
+func (s *Store) notAfter(c *clock) string {
+	now, ok := c.now()
 	if !ok {
 		return ""
 	}
-	return strconv.FormatInt((now + s.timeout + s.clock.slack()).Microseconds(), 10)
+	return strconv.FormatInt((now + s.timeout + c.slack()).Microseconds(), 10)
 }
 
 // Leases returns the build keys as a backend of the lock engine. The name of a

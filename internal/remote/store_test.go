@@ -178,7 +178,7 @@ func TestACopyThatArrivesAfterItsTimeDoesNothing(t *testing.T) {
 	s := NewStore(testutil.NewClient(t, proxy.Addr(), clients()["patient client"]), "test", "here", 200*time.Millisecond)
 	direct := server.Client(t)
 	must(t, s.Load(t.Context()))
-	_, err := s.ServerNow(t.Context())
+	_, err := s.ServerNow(t.Context(), Keys{})
 	must(t, err)
 	late := map[string]func(keys Keys){
 		"acquire": func(keys Keys) { acquired(t, s, keys, "a") },
@@ -260,7 +260,7 @@ func calls(s *Store, keys Keys) map[string]struct {
 	}
 	return map[string]tried{
 		"load": {1, s.Load},
-		"time": {1, func(ctx context.Context) error { _, err := s.ServerNow(ctx); return err }},
+		"time": {1, func(ctx context.Context) error { _, err := s.ServerNow(ctx, Keys{}); return err }},
 		"get":  {1, func(ctx context.Context) error { _, err := s.Get(ctx, keys); return err }},
 		"acquire": {2, func(ctx context.Context) error {
 			_, err := s.Acquire(ctx, keys, Acquire{Owner: "a", TTL: life})

@@ -55,7 +55,7 @@ if b then
       if kind == 'P' then return {'PASS', stamp, ms} end
       if kind == 'F' then
         local retryAt, code = string.match(tail, '^ (%d+) (%a+)$')
-        local left = retryAt and math.ceil((tonumber(retryAt) - now) / 1000) or 0
+        local left = retryAt and math.min(math.ceil((tonumber(retryAt) - now) / 1000), ms) or 0
         if left > 0 then return {'FAILED', stamp, left, count, code} end
       end
     end

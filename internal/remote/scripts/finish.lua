@@ -7,7 +7,7 @@
 --       5 code        F: why, letters only
 --       6 drop        '1' = gone at its source: delete what is stored
 --       7 interval    ms that must lie between two grants of one key
---       8 channel     9 message, the wake-up
+--       8 channel     9 message: the wake-up, or the invalidation with a drop
 -- reply {1 = held, and gone now | 0 = not this lease, now µs}
 local now, stamp = clock()
 local waited, nonce, count, owner = lease(redis.pcall('GET', KEYS[2]))
@@ -25,5 +25,5 @@ elseif ARGV[3] == 'P' then
 else
   rest(KEYS[2], nonce, count, cooling)
 end
-if waited == '1' then redis.pcall('PUBLISH', ARGV[8], ARGV[9]) end
+if waited == '1' or ARGV[6] == '1' then redis.pcall('PUBLISH', ARGV[8], ARGV[9]) end
 return {1, stamp}

@@ -33,8 +33,9 @@ local function lease(b) -- waited, nonce, count, owner; nil if b is no lease
   return string.match(b, '^L ([01]) (%d+) (%d+) (%x+)$')
 end
 
-local function cool(nonce, now, interval) -- ms left until the next grant may be given
-  return math.ceil((tonumber(nonce) - now) / 1000) + tonumber(interval)
+-- ms left until the next grant may be given; the whole interval if the clock was set back
+local function cool(nonce, now, interval)
+  return math.min(math.ceil((tonumber(nonce) - now) / 1000), 1) + tonumber(interval)
 end
 
 local function leave(key, mark, ms) -- a lease ends: the mark stands there for ms, or nothing
