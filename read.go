@@ -28,8 +28,8 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 // lookup is one call: the local tier, then the flight of its key.
 func (c *Cache[V]) lookup(ctx context.Context, key string, load LoaderFunc[V]) (Result[V], error) {
 	start := c.gate.now()
-	r, err := c.local(ctx, key, load)
-	if errors.Is(err, errMiss) {
+	r, served, err := c.local(ctx, key, load)
+	if !served {
 		r, err = c.join(ctx, key, load, start)
 	}
 	switch {
@@ -42,24 +42,22 @@ func (c *Cache[V]) lookup(ctx context.Context, key string, load LoaderFunc[V]) (
 	return r, err
 }
 
-// errMiss says that the local tier has nothing to serve.
-var errMiss = errors.New("herdgate: miss")
-
-// local serves a copy that need not be checked with Redis, and starts a refresh
-// behind it if it is due.
-func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V]) (Result[V], error) {
+// local serves a copy that need not be checked with Redis, if there is one, and
+// starts a refresh behind it if it is due.
+func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V]) (r Result[V], served bool, err error) {
 	if c.copies == nil || c.gate.closed.Load() {
-		return Result[V]{}, errMiss
+		return r, false, nil
 	}
 	cp := c.copies.Load(key)
 	now := c.gate.now() // after the load: a copy may be stale from the moment it is stored
 	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check {
-		return Result[V]{}, errMiss
+		return r, false, nil
 	}
 	if cp.due(now) {
 		c.refresh(ctx, key, load, cp, OutcomeLocal)
 	}
-	return cp.result(OutcomeLocal, now)
+	r, err = cp.result(OutcomeLocal, now)
+	return r, true, err
 }
 
 // cloned is what a caller gets of a value that others get too.
@@ -143,7 +141,11 @@ func (c *Cache[V]) fly(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
 // the request is sent.
 func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys) (found[V], error) {
 	if c.gate.store == nil {
-		return found[V]{cp: c.entry(f.Key())}, nil
+		cp := c.entry(f.Key())
+		if cp == nil {
+			return found[V]{}, nil
+		}
+		return found[V]{cp: cp, seen: cp.seen}, nil
 	}
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	entry, err := c.gate.store.Get(ctx, keys)
@@ -183,8 +185,8 @@ func (c *Cache[V]) degraded(f *flight[V], load LoaderFunc[V], cause error) (Resu
 	}
 	c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: cause})
 	if c.copies != nil {
-		if cp := c.copies.Load(f.Key()); cp != nil && cp.servable(c.gate.now()) {
-			now := c.gate.now()
+		cp := c.copies.Load(f.Key())
+		if now := c.gate.now(); cp != nil && cp.servable(now) {
 			r, err := cp.result(OutcomeStale, now)
 			r.Stale = true
 			return r, err
