@@ -227,10 +227,13 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		if l.hard > l.fresh {
 			cp.hard = now + l.hard - l.fresh
 		}
-		cp.check = now // Redis knows when it ends
+		cp.check = min(cp.check, now+unknownCheck) // only Redis knows when it ends
 	}
 	return found[V]{cp: cp, seen: seen}, nil
 }
+
+// unknownCheck is how long a copy of unknown age is served without asking Redis.
+const unknownCheck = 200 * time.Millisecond
 
 // clockError is how far the server's time may be misjudged between two samples of it.
 const clockError = time.Second
