@@ -227,7 +227,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		if l.hard > l.fresh {
 			cp.hard = now + l.hard - l.fresh
 		}
-		cp.check = min(cp.check, now+unknownCheck) // only Redis knows when it ends
+		cp.check = min(cp.hard, now+unknownCheck) // only Redis knows when it ends
 	}
 	return found[V]{cp: cp, seen: seen}, nil
 }
