@@ -287,12 +287,12 @@ func (l busListener) Lost(reason error) {
 	if !l.g.gap.open() {
 		return // another vain attempt to get out of the gap
 	}
-	l.g.own.forget()
 	l.g.events.emit(Event{Kind: EventBusLost, Err: reason})
 }
 
 // Confirmed implements remote.Listener.
 func (l busListener) Confirmed() {
+	l.g.own.forget() // those of the gap too: if a message still comes, it is of a second copy
 	l.g.gap.confirm()
 	l.g.events.emit(Event{Kind: EventBusConfirmed})
 	select {

@@ -42,6 +42,7 @@ type modelFaults struct {
 	setKeptBesideOthers                                bool
 	ownIgnoredAfterGiveUp, ownIgnoredAgain             bool
 	lossOpensNoGap, confirmRestoresGap                 bool
+	confirmKeepsOwn                                    bool
 	gapFillsFresh, gapFillsFreshLater                  bool
 	hitIgnoresGap, hitBeforeFirstGap                   bool
 }
@@ -265,6 +266,9 @@ func (m *guardModel) bus(s modelState, p int) {
 				return
 			}
 			me.lost = false
+			if !m.faults.confirmKeepsOwn {
+				me.own = [modelCalls]bool{}
+			}
 			me.gap += 2 - me.gap%2
 			if m.faults.confirmRestoresGap {
 				me.gap = 2
@@ -280,7 +284,6 @@ func (m *guardModel) bus(s modelState, p int) {
 	case me.deaf:
 		m.step(s, p, 0, "bus notices that it is deaf", func(_ *modelState, me *modelProcess, _ *modelCall) {
 			me.lost, me.messages, me.inbox = true, 0, [modelMessages]modelMessage{}
-			me.own = [modelCalls]bool{}
 			if me.gap%2 == 0 && !m.faults.lossOpensNoGap {
 				me.gap++
 			}
@@ -366,14 +369,12 @@ func (m *guardModel) invalidated(me *modelProcess, p int, message modelMessage) 
 
 func modelPrograms() []modelProgram {
 	type ops = [modelProcesses][modelCalls]modelOp
-	// None has both resends and cuts. A delete that is sent in a gap never hears its own
-	// message; if a second copy of it is executed after the gap, that message is taken
-	// for the first. A copy can then be served, for its LocalTTL, that Redis has dropped.
 	return []modelProgram{
 		{ops: ops{{opRead, opDelete}, {opRead, opSet}}},
 		{ops: ops{{opSet, opSet, opRead}, {opRead}}},
 		{ops: ops{{opRead, opSet}, {opDelete}}, giveUps: 1, resends: 1},
 		{ops: ops{{opRead, opDelete}, {opSet}}, giveUps: 1, resends: 1},
+		{ops: ops{{opRead, opDelete}}, giveUps: 1, resends: 1, cuts: 2},
 		{ops: ops{{opRead, opRead}, {opSet}}, cuts: 2},
 		{ops: ops{{opRead, opSet}, {opDelete}}, giveUps: 1, cuts: 1},
 		{ops: ops{{opRead, opSet}, {opDelete}}, opening: true},
@@ -414,6 +415,7 @@ func TestGuardModelNoticesEveryFault(t *testing.T) { // I2, I9
 		{ownIgnoredAgain: true},
 		{lossOpensNoGap: true},
 		{confirmRestoresGap: true},
+		{confirmKeepsOwn: true},
 		{gapFillsFresh: true},
 		{gapFillsFreshLater: true},
 		{hitIgnoresGap: true},
