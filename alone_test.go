@@ -20,7 +20,7 @@ func TestWithoutRedisEverySetThatReturnedNilIsReadAtOnce(t *testing.T) { // C14
 	var wg sync.WaitGroup
 	for p := range 8 {
 		wg.Go(func() {
-			for i := range 10_000 {
+			for i := range 2000 { // more at once than the local tier takes in would be dropped, and counted
 				key := fmt.Sprint(p, "-", i)
 				for v := range 2 {
 					if err := c.Set(t.Context(), key, v); err != nil {

@@ -22,8 +22,9 @@ type Cache[V any] struct {
 
 	builds    builder               // who may load: Redis, or this process alone
 	copies    *local.Map[copied[V]] // nil without a local tier
-	flights   singleflight.Group[string, work, Result[V]]
-	refreshes singleflight.Group[string, work, Result[V]]
+	flights   flights[V]            // what Get, Fetch and Lookup wait for
+	refreshes flights[V]            // behind a value that was served: nobody waits
+	renewals  flights[V]            // what Refresh waits for
 	quiet     quietKeys
 	seed      maphash.Seed
 	events    *counters
@@ -37,7 +38,10 @@ type builder interface {
 	Change(context.Context, remote.Keys, remote.Change) (remote.Stored, error)
 }
 
-type flight[V any] = singleflight.Flight[string, work, Result[V]]
+type (
+	flights[V any] = singleflight.Group[string, work, Result[V]]
+	flight[V any]  = singleflight.Flight[string, work, Result[V]]
+)
 
 // Result is a value and what is known about it.
 type Result[V any] struct {
@@ -147,6 +151,29 @@ func (c *Cache[V]) Lookup(ctx context.Context, key string) (Result[V], error) {
 	return c.lookup(ctx, key, c.loader)
 }
 
+// Refresh loads the value of key anew, whether or not it is fresh, and returns it. It
+// joins a load that runs anywhere in the fleet, keeps MinRebuildInterval from the one
+// before, and waits, fails and returns errors like [Cache.Get]; what is stored stays
+// until there is a new value, and is served meanwhile. If Redis does not answer, the
+// value is loaded without it.
+func (c *Cache[V]) Refresh(ctx context.Context, key string) (V, error) {
+	start := c.gate.now()
+	r, err := c.join(ctx, key, c.loader, start, &c.renewals, c.renew)
+	r, err = c.concluded(key, r, err, start)
+	return r.Value, err
+}
+
+// Peek returns what is stored for key and never loads: a value, fresh or stale inside
+// its window, or a remembered ErrNotFound. found is false, without an error, if there
+// is nothing that Get would serve. Any other error is Redis's, or ctx's.
+func (c *Cache[V]) Peek(ctx context.Context, key string) (r Result[V], found bool, err error) {
+	if r, found, err = c.local(ctx, key, nil); !found {
+		r, found, err = c.peek(ctx, key)
+	}
+	r.Value = c.cloned(r.Value)
+	return r, found, err
+}
+
 // Stats are the counts of this cache.
 func (c *Cache[V]) Stats() Stats {
 	var t totals
@@ -207,31 +234,42 @@ func (c *Cache[V]) invalidate(key string) {
 // outdate detaches the flights of key that read or load; one that waits will read
 // what it answers from later and stays joinable.
 func (c *Cache[V]) outdate(key string) {
-	each := func(f *flight[V]) {
+	c.each(key, func(f *flight[V]) {
 		if f.State.outdate() {
 			f.Detach()
 		}
+	})
+}
+
+// each visits the flights of key.
+func (c *Cache[V]) each(key string, visit func(*flight[V])) {
+	for _, group := range c.groups() {
+		group.Each(key, visit)
 	}
-	c.flights.Each(key, each)
-	c.refreshes.Each(key, each)
+}
+
+func (c *Cache[V]) groups() [3]*flights[V] {
+	return [...]*flights[V]{&c.flights, &c.refreshes, &c.renewals}
 }
 
 // wake tells the flights that wait for a lease of key to look again.
 func (c *Cache[V]) wake(key string) {
-	each := func(f *flight[V]) { f.State.wake() }
-	c.flights.Each(key, each)
-	c.refreshes.Each(key, each)
+	c.each(key, func(f *flight[V]) { f.State.wake() })
 }
 
 // cancel ends all flights and refreshes with cause.
 func (c *Cache[V]) cancel(cause error) {
-	each := func(f *flight[V]) { f.Cancel(cause) }
-	c.flights.All(each)
-	c.refreshes.All(each)
+	for _, group := range c.groups() {
+		group.All(func(f *flight[V]) { f.Cancel(cause) })
+	}
 }
 
 // settled returns when no flight or refresh runs. The gate is closed before,
 // so that none starts.
 func (c *Cache[V]) settled(ctx context.Context) error {
-	return errors.Join(c.flights.Wait(ctx), c.refreshes.Wait(ctx))
+	var errs []error
+	for _, group := range c.groups() {
+		errs = append(errs, group.Wait(ctx))
+	}
+	return errors.Join(errs...)
 }

@@ -143,3 +143,36 @@ func ExampleObserver() {
 	// loaded product 42 <nil>
 	// 1
 }
+
+func ExampleCache_Refresh() {
+	ctx := context.Background()
+	gate, _ := herdgate.Open(ctx, herdgate.Options{})
+	defer gate.Close(ctx)
+	price := 10
+	prices, _ := herdgate.New(gate, "price", func(context.Context, string) (int, error) { return price, nil }, herdgate.Policy{})
+
+	fmt.Println(prices.Get(ctx, "tea"))
+	price = 12
+	fmt.Println(prices.Refresh(ctx, "tea"))
+	fmt.Println(prices.Get(ctx, "tea"))
+	// Output:
+	// 10 <nil>
+	// 12 <nil>
+	// 12 <nil>
+}
+
+func ExampleCache_Peek() {
+	ctx := context.Background()
+	gate, _ := herdgate.Open(ctx, herdgate.Options{})
+	defer gate.Close(ctx)
+	products, _ := herdgate.New(gate, "product", loadProduct, herdgate.Policy{})
+
+	_, found, _ := products.Peek(ctx, "42")
+	fmt.Println(found)
+	_, _ = products.Get(ctx, "42")
+	r, found, _ := products.Peek(ctx, "42")
+	fmt.Println(found, r.Value.Name)
+	// Output:
+	// false
+	// true Teapot
+}

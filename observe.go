@@ -28,7 +28,7 @@ type EventKind uint8
 // The kinds of events. Which fields an event has besides Kind and Cache is said in
 // brackets.
 const (
-	// EventGet: a call of Get, Fetch or Lookup ended [Key, Outcome, Duration, Err].
+	// EventGet: a call of Get, Fetch, Lookup or Refresh ended [Key, Outcome, Duration, Err].
 	EventGet EventKind = iota
 	// EventCoalesced: a call joined a flight that another one had started [Key].
 	EventCoalesced

@@ -3,6 +3,7 @@ package herdgate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/remote"
@@ -30,8 +31,13 @@ func (c *Cache[V]) lookup(ctx context.Context, key string, load LoaderFunc[V]) (
 	start := c.gate.now()
 	r, served, err := c.local(ctx, key, load)
 	if !served {
-		r, err = c.join(ctx, key, load, start)
+		r, err = c.join(ctx, key, load, start, &c.flights, c.fly)
 	}
+	return c.concluded(key, r, err, start)
+}
+
+// concluded is what a call returns, counted.
+func (c *Cache[V]) concluded(key string, r Result[V], err error, start time.Duration) (Result[V], error) {
 	switch {
 	case err == nil:
 		r.Value = c.cloned(r.Value)
@@ -73,11 +79,19 @@ func (c *Cache[V]) cloned(v V) V {
 // than it can be loaded, its readers would never get a value.
 const steadfastAfter = 2
 
-// join waits, on the caller's own context, for the flight of key. A flight whose
-// load was cancelled by a change sends its callers back here.
-func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], start time.Duration) (Result[V], error) {
+// flying is the work of a flight.
+type flying[V any] func(f *flight[V], load LoaderFunc[V]) (Result[V], error)
+
+// join waits, on the caller's own context, for the flight of key in a group. A flight
+// whose load was cancelled by a change sends its callers back here.
+func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], start time.Duration, in *flights[V], fly flying[V]) (Result[V], error) {
 	for tries := 0; ; tries++ {
-		f, joined, err := c.start(ctx, key, load, tries)
+		f, joined, err := c.start(ctx, key, in, func(f *flight[V]) (Result[V], error) {
+			if tries >= steadfastAfter {
+				f.State.stand()
+			}
+			return fly(f, load)
+		})
 		if err != nil {
 			return Result[V]{}, err
 		}
@@ -101,18 +115,13 @@ func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], sta
 	}
 }
 
-func (c *Cache[V]) start(ctx context.Context, key string, load LoaderFunc[V], tries int) (f *flight[V], joined bool, err error) {
+func (c *Cache[V]) start(ctx context.Context, key string, in *flights[V], fn func(*flight[V]) (Result[V], error)) (f *flight[V], joined bool, err error) {
 	c.gate.life.RLock()
 	defer c.gate.life.RUnlock()
 	if c.gate.closed.Load() {
 		return nil, false, ErrClosed
 	}
-	f, joined = c.flights.Join(ctx, key, func(f *flight[V]) (Result[V], error) {
-		if tries >= steadfastAfter {
-			f.State.stand()
-		}
-		return c.fly(f, load)
-	})
+	f, joined = in.Join(ctx, key, fn)
 	return f, joined, nil
 }
 
@@ -135,6 +144,48 @@ func (c *Cache[V]) fly(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
 		return read.cp.result(OutcomeRemote, now)
 	}
 	return c.rebuild(f, keys, read.seen, load)
+}
+
+// renew is a flight that rebuilds the entry, whatever is there.
+func (c *Cache[V]) renew(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
+	keys := c.keys(f.Key())
+	read, err := c.read(f.Context(), f, keys)
+	switch {
+	case err != nil:
+		c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: err})
+		return c.unlocked(f, load, keepCopy)
+	case read.newer:
+		return c.unlocked(f, load, keepNothing)
+	}
+	return c.rebuild(f, keys, read.seen, load)
+}
+
+// peek reads an entry from Redis, outside of any flight.
+func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found bool, err error) {
+	switch {
+	case c.gate.closed.Load():
+		return r, false, ErrClosed
+	case c.gate.store == nil:
+		return r, false, nil // the local tier had all there is
+	}
+	keys := c.keys(key)
+	entry, err := c.gate.store.Get(ctx, keys)
+	if errors.Is(err, remote.ErrWrongType) {
+		return r, false, nil // a bad payload is a miss
+	}
+	if err != nil {
+		return r, false, fmt.Errorf("herdgate: peek %s %q: %w", c.name, key, err)
+	}
+	read, err := c.interpret(ctx, key, keys, entry)
+	if err != nil {
+		return r, false, fmt.Errorf("herdgate: peek %s %q: %w", c.name, key, err)
+	}
+	now := c.gate.now()
+	if read.cp == nil || !read.cp.servable(now) {
+		return r, false, nil
+	}
+	r, err = read.cp.result(OutcomeRemote, now)
+	return r, true, err
 }
 
 // read gets the entry from Redis and keeps a copy of it. The ticket is taken before

@@ -16,13 +16,14 @@ const passFor = time.Second
 // acquisition is one request for the lease, and what came of it.
 type acquisition struct {
 	remote.Found
+	seen   string // the version that was to be replaced
 	claim  lock.Claim
 	ticket ticket
 }
 
 // acquire asks for the lease of a key. The ticket is taken before the request is sent.
 func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, seen string, wait bool) (acquisition, error) {
-	a := acquisition{claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
+	a := acquisition{seen: seen, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	var err error
 	// Not cancelled when the gate closes: what may have been granted must be let go.
@@ -42,8 +43,9 @@ func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, seen string, wait boo
 	return a, err
 }
 
-// rebuild makes the value of a key for which there is nothing to serve: it asks for
-// the lease, builds if it is granted, and otherwise waits for who has it.
+// rebuild makes the value of a key for which there is nothing to serve but, at most,
+// an entry of version seen: it asks for the lease, builds if it is granted, and
+// otherwise waits for who has it.
 func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load LoaderFunc[V]) (Result[V], error) {
 	if load == nil {
 		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
@@ -84,13 +86,13 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 			if !fresh || a.Rest > min(max(c.policy.FailureBackoff, c.policy.MinRebuildInterval), until(patience)) {
 				return Result[V]{}, &BackoffError{Cache: c.name, Key: f.Key(), Failures: a.Failures, RetryAfter: a.Rest, Reason: a.Code}
 			}
-			read, err = c.await(patience, f, keys, "", a.Rest)
+			read, err = c.await(patience, f, keys, seen, a.Rest)
 		case remote.Held:
 			fresh, outcome = false, OutcomeWaited
-			read, err = c.await(patience, f, keys, "", a.Rest+askSlack)
+			read, err = c.await(patience, f, keys, seen, a.Rest+askSlack)
 		case remote.Cooling:
 			fresh, outcome = false, OutcomeWaited
-			read, err = c.await(patience, f, keys, "", a.Rest)
+			read, err = c.await(patience, f, keys, seen, a.Rest)
 		default:
 			err = errTooLate
 		}
@@ -102,7 +104,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 			return c.degraded(f, load, err)
 		case read.newer:
 			return c.unlocked(f, load, keepNothing)
-		case read.cp != nil && read.cp.servable(now):
+		case read.cp != nil && read.seen != seen && read.cp.servable(now):
 			return read.cp.result(outcome, now)
 		case read.seen != "" || a.State == remote.Newer:
 			seen = read.seen
@@ -133,7 +135,7 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load Loa
 	if c.gate.store == nil {
 		// Without Redis the copy is the entry: one that the flight before stored
 		// between this flight's look at it and its grant is not built again.
-		if cp := c.entry(key); cp != nil && c.gate.now() < cp.early {
+		if cp := c.entry(key); cp != nil && cp.seen != a.seen && c.gate.now() < cp.early {
 			return give(cp.result(OutcomeLocal, c.gate.now()))
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // Stats are counts since the gate was opened or the cache was made. Each is the
 // number of events of one kind; see [EventKind] for their exact meaning.
 type Stats struct {
-	// Calls of Get, Fetch and Lookup that ended: Gets is the sum of the others, their
+	// Calls of Get, Fetch, Lookup and Refresh that ended: Gets is the sum of the others, their
 	// outcomes. All callers that shared a flight count, so that one load of a herd of
 	// 30 counts as Loaded: 30, Loads: 1.
 	Gets     uint64

@@ -334,6 +334,7 @@ func TestALossIsToldThoughTheNextDialHangs(t *testing.T) {
 				s := newStore(client(d.options))
 				h, bus := listen(t, s)
 				h.expect(t, "confirmed")
+				synctest.Wait() // miniredis may not be closed while somebody dials
 				d.instead.Store(&how)
 				start := time.Now()
 				server.Close()

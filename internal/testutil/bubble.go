@@ -33,13 +33,27 @@ func NewBubbleRedis(t *testing.T) (*miniredis.Miniredis, func(opts ...func(*redi
 	t.Helper()
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
-	t.Cleanup(m.Close)
+	// go-redis may still dial when its client is closed: miniredis takes no Dial
+	// beside a Close, and one after it would bring it back.
+	var mu sync.Mutex
+	ended := false
+	t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		ended = true
+		m.Close()
+	})
 	return m, func(opts ...func(*redis.Options)) *redis.Client {
 		t.Helper()
 		o := &redis.Options{
 			Addr:     "bubble",
 			PoolSize: bubblePoolSize,
 			Dialer: func(context.Context, string, string) (net.Conn, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if ended {
+					return nil, net.ErrClosed
+				}
 				c, err := m.Dial()
 				if err != nil {
 					return nil, err
