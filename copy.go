@@ -181,8 +181,9 @@ type found[V any] struct {
 	newer bool       // written by a newer version of the code: not to be touched
 }
 
-// interpret reads an entry. An error means that its age cannot be told, as Redis
-// does not answer; an entry that cannot be used is no error but absent (I7).
+// interpret reads an entry, which never changes afterwards: a codec may keep parts of
+// it. An error means that its age cannot be told, as Redis does not answer; an entry
+// that cannot be used is no error but absent (I7).
 func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte) (found[V], error) {
 	if entry == nil {
 		return found[V]{}, nil

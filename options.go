@@ -125,7 +125,9 @@ type Policy struct {
 	// and leaves it alone. Default 0.
 	Version uint16
 
-	// Codec encodes values for Redis. Default codec.Msgpack().
+	// Codec encodes values for Redis: codec.Msgpack, codec.JSON, codec.Raw for []byte
+	// and string, or your own. A cache whose codec changes needs a new Version, too.
+	// Default codec.Msgpack().
 	Codec codec.Codec
 }
 

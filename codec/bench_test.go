@@ -95,3 +95,43 @@ func BenchmarkMarshal(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkCodecs puts the codecs beside each other, for the values that each of them is for.
+func BenchmarkCodecs(b *testing.B) {
+	text := fmt.Sprintf("%1000d", 1)
+	for _, c := range []Codec{Msgpack(), JSON(), Raw()} {
+		benchmarkCodec(b, c, "string", text)
+		benchmarkCodec(b, c, "bytes", []byte(text))
+	}
+	for _, c := range []Codec{Msgpack(), JSON()} {
+		benchmarkCodec(b, c, "struct", rows(1)[0])
+		benchmarkCodec(b, c, "100structs", rows(100))
+	}
+}
+
+func benchmarkCodec[V any](b *testing.B, c Codec, name string, v V) {
+	b.Helper()
+	data, err := c.Marshal(v)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run(name+"/marshal/"+c.Name(), func(b *testing.B) {
+		b.ReportAllocs()
+		b.SetBytes(int64(len(data)))
+		for b.Loop() {
+			if _, err := c.Marshal(v); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run(name+"/unmarshal/"+c.Name(), func(b *testing.B) {
+		b.ReportAllocs()
+		b.SetBytes(int64(len(data)))
+		for b.Loop() {
+			var out V
+			if err := c.Unmarshal(data, &out); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -10,9 +10,9 @@ import (
 	"github.com/herdgate/herdgate/codec"
 )
 
-func loses[V any](t *testing.T, v V, what string) {
+func loses[V any](t *testing.T, c codec.Codec, v V, what string) {
 	t.Helper()
-	err := codec.Check(codec.Msgpack(), v)
+	err := codec.Check(c, v)
 	if !errors.Is(err, codec.ErrLossy) || !strings.HasSuffix(err.Error(), what) {
 		t.Errorf("err = %v, want it to end in %q", err, what)
 	}
@@ -36,18 +36,19 @@ func TestCheckNamesWhatIsLost(t *testing.T) {
 		F func() `msgpack:"-"`
 		N int    `msgpack:"-"`
 	}
+	c := codec.Msgpack()
 	parent := &node{Name: "parent"}
 	parent.Kids = []*node{{Name: "child", parent: parent}}
 
-	loses(t, private{1, "x"}, `codec_test.private.secret: x became `)
-	loses(t, map[string][]private{"k": {{}, {1, "x"}}}, `[k][1].secret: x became `)
-	loses(t, omit{[]int{}}, `codec_test.omit.S: a []int that is not nil became nil`)
-	loses(t, skip{N: 1}, `codec_test.skip.N: 1 became 0`)
-	loses(t, skip{F: func() {}}, `codec_test.skip.F: a func() that is not nil became nil`)
-	loses(t, []any{1}, `[0]: the type int became int8`)
-	loses(t, []any{private{}}, `[0]: the type codec_test.private became map[string]interface {}`)
-	loses(t, []any{[]byte(nil)}, `[0]: a interface {} that is not nil became nil`)
-	loses(t, parent, `.Kids[0].parent: a *codec_test.node that is not nil became nil`)
+	loses(t, c, private{1, "x"}, `codec_test.private.secret: x became `)
+	loses(t, c, map[string][]private{"k": {{}, {1, "x"}}}, `[k][1].secret: x became `)
+	loses(t, c, omit{[]int{}}, `codec_test.omit.S: a []int that is not nil became nil`)
+	loses(t, c, skip{N: 1}, `codec_test.skip.N: 1 became 0`)
+	loses(t, c, skip{F: func() {}}, `codec_test.skip.F: a func() that is not nil became nil`)
+	loses(t, c, []any{1}, `[0]: the type int became int8`)
+	loses(t, c, []any{private{}}, `[0]: the type codec_test.private became map[string]interface {}`)
+	loses(t, c, []any{[]byte(nil)}, `[0]: a interface {} that is not nil became nil`)
+	loses(t, c, parent, `.Kids[0].parent: a *codec_test.node that is not nil became nil`)
 }
 
 func TestCheckTakesEqualValuesForEqual(t *testing.T) {

@@ -1,9 +1,14 @@
 // Package codec turns values into the bytes a cache stores and back.
 //
-// [Msgpack] is the default. A service brings its own by implementing [Codec].
+// [Msgpack] is the default. [JSON] is for entries that others read too, [Raw] for values that are bytes already. A
+// service brings its own by implementing [Codec].
 package codec
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+	"reflect"
+)
 
 // Codec encodes and decodes the values of a cache. Its methods are called by many goroutines at once.
 type Codec interface {
@@ -20,10 +25,29 @@ type Codec interface {
 	Marshal(v any) ([]byte, error)
 
 	// Unmarshal decodes data into v, a pointer to a zero value of the cache's type. data comes from Redis and may be
-	// anything: Unmarshal must not panic on it, nor allocate memory out of proportion to it. data is shared: the
-	// codec must neither write to it nor keep it in v. Any error makes the entry a miss.
+	// anything: Unmarshal must not panic on it, nor allocate memory out of proportion to it. Any error makes the entry
+	// a miss.
+	//
+	// data may be shared, and it never changes again: the codec may keep it in v, as [Raw] does, but must not write to
+	// it. Whoever calls Unmarshal has to keep this promise.
 	Unmarshal(data []byte, v any) error
 }
+
+// The limits of herdgate's codecs. Marshal keeps them too: what it encodes, Unmarshal reads into a value of the same
+// type.
+const (
+	// MaxSize is the longest payload, in bytes.
+	MaxSize = 64 << 20
+
+	// MaxDepth is how deep arrays and maps (objects, in JSON) may be nested. It means nothing to [Raw].
+	MaxDepth = 1000
+
+	// MaxMemory is the most memory, in bytes, that a payload may be able to take once decoded. One byte of payload
+	// can ask for a whole zero struct, so the length alone bounds nothing. The bound is an estimate from above: the
+	// payload's array elements times the largest element the type has, plus its map pairs times the largest pair.
+	// While a slice is decoded, it may be held twice. It means nothing to [Raw].
+	MaxMemory = 256 << 20
+)
 
 // FirstUserID is the least id a codec outside herdgate may use.
 const FirstUserID = 64
@@ -35,3 +59,20 @@ var ErrMalformed = errors.New("codec: malformed payload")
 // ErrTooLarge is wrapped by the errors of Marshal and Unmarshal when the payload is longer, or would take more memory
 // once decoded, than the codec allows.
 var ErrTooLarge = errors.New("codec: too large")
+
+// admitSize returns why a payload of n bytes is too long, if it is.
+func admitSize(n int) error {
+	if n > MaxSize {
+		return fmt.Errorf("%w: %d bytes, want at most %d", ErrTooLarge, n, MaxSize)
+	}
+	return nil
+}
+
+// target returns the type that Unmarshal's v points to.
+func target(v any) (reflect.Type, error) {
+	ptr := reflect.ValueOf(v)
+	if ptr.Kind() != reflect.Pointer || ptr.IsNil() {
+		return nil, fmt.Errorf("unmarshal into %T: want a pointer that is not nil", v)
+	}
+	return ptr.Type().Elem(), nil
+}

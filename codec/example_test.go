@@ -1,9 +1,10 @@
 package codec_test
 
 import (
-	"encoding/json"
+	"encoding"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/herdgate/herdgate/codec"
@@ -36,18 +37,78 @@ func ExampleMsgpack() {
 	// true
 }
 
-// JSON stores values as JSON. It does not bound what a payload can take once decoded.
-type JSON struct{}
+func ExampleJSON() {
+	type Product struct {
+		Name  string  `json:"name"`
+		Price float64 `json:"price"`
+	}
+	c := codec.JSON()
 
-func (JSON) ID() byte                           { return codec.FirstUserID }
-func (JSON) Name() string                       { return "json" }
-func (JSON) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
-func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+	data, err := c.Marshal(Product{"lamp", 9.5})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(string(data))
+
+	err = c.Unmarshal([]byte(`{"name":"lamp"}, and more`), new(Product))
+	fmt.Println(errors.Is(err, codec.ErrMalformed))
+	// Output:
+	// {"name":"lamp","price":9.5}
+	// true
+}
+
+func ExampleRaw() {
+	type Page []byte
+	c := codec.Raw()
+
+	data, err := c.Marshal(Page("<h1>lamps</h1>"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var page Page
+	if err := c.Unmarshal(data, &page); err != nil { // page lies in data, which may not change any more
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%s\n", page)
+
+	_, err = c.Marshal(42)
+	fmt.Println(err)
+	// Output:
+	// <h1>lamps</h1>
+	// codec: raw: marshal int: want []byte, string, or a type made from one of them; other types need another codec
+}
+
+// Textual stores values that write themselves as text.
+type Textual struct{}
+
+func (Textual) ID() byte     { return codec.FirstUserID }
+func (Textual) Name() string { return "text" }
+
+func (Textual) Marshal(v any) ([]byte, error) {
+	m, ok := v.(encoding.TextMarshaler)
+	if !ok {
+		return nil, fmt.Errorf("text: %T is no encoding.TextMarshaler", v)
+	}
+	return m.MarshalText()
+}
+
+func (Textual) Unmarshal(data []byte, v any) error {
+	u, ok := v.(encoding.TextUnmarshaler)
+	if !ok {
+		return fmt.Errorf("text: %T is no encoding.TextUnmarshaler", v)
+	}
+	return u.UnmarshalText(data)
+}
 
 func ExampleCodec() {
-	data, _ := JSON{}.Marshal([]string{"readable", "by hand"})
-	fmt.Println(string(data))
-	// Output: ["readable","by hand"]
+	fmt.Println(codec.Check(Textual{}, netip.MustParseAddr("192.0.2.1")))
+	fmt.Println(codec.Check(Textual{}, 42))
+	// Output:
+	// <nil>
+	// text: int is no encoding.TextMarshaler
 }
 
 func ExampleCheck() {

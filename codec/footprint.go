@@ -2,7 +2,10 @@ package codec
 
 import (
 	"encoding"
+	"encoding/json"
+	"fmt"
 	"reflect"
+	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -19,6 +22,56 @@ func (f footprint) of(n counts) float64 {
 	return roundUp * (f.elem*float64(n.elems) + f.pair*float64(n.pairs))
 }
 
+// rules are what decoders differ in.
+type rules struct {
+	// custom reports whether a value of a type that is neither pointer nor interface, or a pointer to it, decodes
+	// itself: what that allocates is not measured.
+	custom func(reflect.Type) bool
+
+	growth float64 // most capacity of a decoded slice, as a multiple of its length
+}
+
+func msgpackRules() rules {
+	return rules{growth: 1, custom: func(t reflect.Type) bool {
+		p := reflect.PointerTo(t)
+		return p.Implements(reflect.TypeFor[msgpack.CustomDecoder]()) ||
+			p.Implements(reflect.TypeFor[msgpack.Unmarshaler]()) ||
+			p.Implements(reflect.TypeFor[encoding.BinaryUnmarshaler]()) ||
+			p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+	}}
+}
+
+// jsonRules allow for slices that are appended to, since JSON does not announce their length.
+func jsonRules() rules {
+	return rules{growth: 2, custom: func(t reflect.Type) bool {
+		p := reflect.PointerTo(t)
+		return p.Implements(reflect.TypeFor[json.Unmarshaler]()) ||
+			p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+	}}
+}
+
+// footprints remembers the footprint of each type it met.
+type footprints struct {
+	rules rules
+	types sync.Map // reflect.Type → footprint
+}
+
+// admit returns why a payload that holds n may not be decoded into a value of type t, if it may not.
+func (fs *footprints) admit(n counts, t reflect.Type) error {
+	if t == nil {
+		return nil // nil is encoded, and takes nothing
+	}
+	f, ok := fs.types.Load(t)
+	if !ok {
+		f, _ = fs.types.LoadOrStore(t, footprintOf(t, fs.rules))
+	}
+	if need := f.(footprint).of(n); need > MaxMemory {
+		return fmt.Errorf("%w: %d array elements and %d map pairs may take %.0f bytes of memory, want at most %d",
+			ErrTooLarge, n.elems, n.pairs, need, MaxMemory)
+	}
+	return nil
+}
+
 // What the Go runtime adds. Sizes are in bytes, rounded up.
 const (
 	roundUp     = 1.125 // the allocator's size classes waste up to an eighth
@@ -27,8 +80,8 @@ const (
 	mapIndirect = 128   // larger keys and elements are stored behind a pointer, outside the slots
 )
 
-func footprintOf(t reflect.Type) footprint {
-	m := measure{types: make(map[reflect.Type]*measured)}
+func footprintOf(t reflect.Type, r rules) footprint {
+	m := measure{rules: r, types: make(map[reflect.Type]*measured)}
 	m.size(t)
 	return m.footprint
 }
@@ -36,6 +89,7 @@ func footprintOf(t reflect.Type) footprint {
 // measure walks a type.
 type measure struct {
 	footprint
+	rules
 	types map[reflect.Type]*measured
 }
 
@@ -65,15 +119,16 @@ func (m *measure) size(t reflect.Type) float64 {
 
 // beyond returns the bytes that a value of t takes outside its own t.Size().
 func (m *measure) beyond(t reflect.Type) float64 {
-	if custom(t) {
-		return 0
+	if t.Kind() != reflect.Pointer && t.Kind() != reflect.Interface && m.custom(t) {
+		return 0 // of a pointer, what it points to is looked at next
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
 		return m.size(t.Elem())
 	case reflect.Slice:
 		if t.Elem().Kind() != reflect.Uint8 { // bytes are stored as they are
-			m.elem = max(m.elem, m.size(t.Elem()))
+			spare := (m.growth - 1) * float64(t.Elem().Size())
+			m.elem = max(m.elem, m.size(t.Elem())+spare)
 		}
 	case reflect.Map:
 		m.noteMap(t.Key(), t.Elem())
@@ -101,16 +156,4 @@ func (m *measure) beyond(t reflect.Type) float64 {
 func (m *measure) noteMap(key, elem reflect.Type) {
 	slot := float64(min(key.Size(), mapIndirect) + min(elem.Size(), mapIndirect))
 	m.pair = max(m.pair, mapGroup*slot+m.size(key)+m.size(elem))
-}
-
-// custom reports whether a value of t, or a pointer to it, decodes itself.
-func custom(t reflect.Type) bool {
-	if t.Kind() == reflect.Pointer || t.Kind() == reflect.Interface {
-		return false // what it points to is looked at next
-	}
-	p := reflect.PointerTo(t)
-	return p.Implements(reflect.TypeFor[msgpack.CustomDecoder]()) ||
-		p.Implements(reflect.TypeFor[msgpack.Unmarshaler]()) ||
-		p.Implements(reflect.TypeFor[encoding.BinaryUnmarshaler]()) ||
-		p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
 }

@@ -10,21 +10,6 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// The limits of [Msgpack]. Marshal keeps them too: what it encodes, Unmarshal reads into a value of the same type.
-const (
-	// MaxSize is the longest payload, in bytes.
-	MaxSize = 64 << 20
-
-	// MaxDepth is how deep arrays and maps may be nested.
-	MaxDepth = 1000
-
-	// MaxMemory is the most memory, in bytes, that a payload may be able to take once decoded. One byte of payload
-	// can ask for a whole zero struct, so the length alone bounds nothing. The bound is an estimate from above: the
-	// payload's array elements times the largest element the type has, plus its map pairs times the largest pair.
-	// While a slice is decoded, it may be held twice.
-	MaxMemory = 256 << 20
-)
-
 // maxPooled is the largest buffer, in bytes, that is kept for the next call.
 const maxPooled = 64 << 10
 
@@ -65,13 +50,13 @@ const maxPooled = 64 << 10
 // Do not embed a pointer to a struct in V: to decode one, the msgpack library starts a goroutine for that type that
 // never ends. Embed by value.
 func Msgpack() Codec {
-	return &msgpackCodec{}
+	return &msgpackCodec{types: footprints{rules: msgpackRules()}}
 }
 
 type msgpackCodec struct {
 	encoders sync.Pool // of *encoder
 	decoders sync.Pool // of *decoder
-	types    sync.Map  // reflect.Type → footprint
+	types    footprints
 }
 
 func (*msgpackCodec) ID() byte { return 1 }
@@ -97,13 +82,13 @@ func (c *msgpackCodec) Marshal(v any) ([]byte, error) {
 }
 
 func (c *msgpackCodec) Unmarshal(data []byte, v any) error {
-	ptr := reflect.ValueOf(v)
-	if ptr.Kind() != reflect.Pointer || ptr.IsNil() {
-		return fmt.Errorf("codec: msgpack: unmarshal into %T: want a pointer that is not nil", v)
-	}
-	n, err := c.admit(data, ptr.Type().Elem())
+	t, err := target(v)
 	if err != nil {
-		return fmt.Errorf("codec: msgpack: unmarshal %s: %w", ptr.Type().Elem(), err)
+		return fmt.Errorf("codec: msgpack: %w", err)
+	}
+	n, err := c.admit(data, t)
+	if err != nil {
+		return fmt.Errorf("codec: msgpack: unmarshal %s: %w", t, err)
 	}
 	d, ok := c.decoders.Get().(*decoder)
 	if !ok {
@@ -111,7 +96,7 @@ func (c *msgpackCodec) Unmarshal(data []byte, v any) error {
 	}
 	if err := d.decode(newReader(data, n), v); err != nil {
 		// Resetting a Decoder does not end a recording that an error cut short, so d is dropped.
-		return fmt.Errorf("codec: msgpack: unmarshal %s: %w: %w", ptr.Type().Elem(), ErrMalformed, err)
+		return fmt.Errorf("codec: msgpack: unmarshal %s: %w: %w", t, ErrMalformed, err)
 	}
 	if len(data) <= maxPooled {
 		c.decoders.Put(d)
@@ -121,25 +106,14 @@ func (c *msgpackCodec) Unmarshal(data []byte, v any) error {
 
 // admit returns what data holds, or why it may not be decoded into a value of type t.
 func (c *msgpackCodec) admit(data []byte, t reflect.Type) (counts, error) {
-	if len(data) > MaxSize {
-		return counts{}, fmt.Errorf("%w: %d bytes, want at most %d", ErrTooLarge, len(data), MaxSize)
+	if err := admitSize(len(data)); err != nil {
+		return counts{}, err
 	}
 	n, err := scan(data)
 	if err != nil {
 		return counts{}, err
 	}
-	if t == nil {
-		return n, nil // nil is encoded, and takes nothing
-	}
-	f, ok := c.types.Load(t)
-	if !ok {
-		f, _ = c.types.LoadOrStore(t, footprintOf(t))
-	}
-	if need := f.(footprint).of(n); need > MaxMemory {
-		return counts{}, fmt.Errorf("%w: %d array elements and %d map pairs may take %.0f bytes of memory, want at most %d",
-			ErrTooLarge, n.elems, n.pairs, need, MaxMemory)
-	}
-	return n, nil
+	return n, c.types.admit(n, t)
 }
 
 // encoder is an Encoder and the buffer it writes to.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/herdgate/herdgate/lock"
@@ -101,6 +102,7 @@ func TestAHolderThatIsCutOffIsToldBeforeTheStoreGivesTheLockAway(t *testing.T) {
 				w.wants(lease.Err(), lock.ErrLost)
 				<-ctx.Done()
 				w.wants(context.Cause(ctx), lock.ErrLost)
+				synctest.Wait() // the monitor is told after Done and ctx
 				if w.count(lock.Lost) != 1 {
 					w.Error("the monitor was not told once that the lease was lost")
 				}
