@@ -170,7 +170,9 @@ func (c *Cache[V]) Peek(ctx context.Context, key string) (r Result[V], found boo
 	if r, found, err = c.local(ctx, key, nil); !found {
 		r, found, err = c.peek(ctx, key)
 	}
-	r.Value = c.cloned(r.Value)
+	if found && err == nil {
+		r.Value = c.cloned(r.Value)
+	}
 	return r, found, err
 }
 
@@ -209,6 +211,22 @@ func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
 	defer s.mu.Unlock()
 	if s.epoch.Load() == t.epoch {
 		c.put(key, cp, t)
+	}
+}
+
+// replace is keep for an entry that this process has just stored: a copy of the one
+// before does not outlive it, and what was read meanwhile is not kept.
+func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) {
+	if c.copies == nil {
+		return
+	}
+	s := c.stripe(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch.Add(1) == t.epoch+1 {
+		c.put(key, cp, t)
+	} else {
+		c.copies.Delete(key)
 	}
 }
 

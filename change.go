@@ -21,7 +21,8 @@ const deletesAtOnce = 16
 // this process uses none from before it; other processes from when they get the
 // message. A *[ChangeError] means that it has not happened, or that it is not known;
 // it wraps [ErrNotStored] if Redis had no memory for the value, [ErrRedisTimeout] if
-// Redis did not answer, [ErrClosed], ctx's error, or Redis's.
+// Redis did not answer, [ErrClosed], ctx's error, or Redis's. Without Redis a value for
+// which the local tier has no room is not kept, like one that it drops later.
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 	what := content[V]{value: value}
 	life := c.draw(what, 0)
@@ -39,8 +40,8 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
 // the request that changed it. It does what it can: the error joins a *[ChangeError]
 // of each key that failed, and until a Delete of the key succeeds its old value can
 // be served for what is left of its lifetime, also by this process; Delete may be
-// called again. It takes at most two RedisTimeouts. See Set for what a nil error
-// promises.
+// called again. Keys are deleted side by side, 16 at a time, each within twice
+// RedisTimeout. See Set for what a nil error promises.
 func (c *Cache[V]) Delete(ctx context.Context, keys ...string) error {
 	if len(keys) == 1 {
 		return c.change(ctx, c.keys(keys[0]), keys[0], remote.Change{Op: remote.OpDelete}, nil)
@@ -76,11 +77,10 @@ func (c *Cache[V]) Expire(ctx context.Context, key string) error {
 // that nothing read before it is kept, and once more by the message if the call
 // gave up: then the change may come later.
 func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch remote.Change, kept *copied[V]) error {
-	c.gate.life.RLock() // Close waits for changes under way
-	defer c.gate.life.RUnlock()
-	if c.gate.closed.Load() {
+	if !c.gate.enter() {
 		return c.changeError(ch.Op, key, ErrClosed)
 	}
+	defer c.gate.calls.Done()
 	if err := ctx.Err(); err != nil {
 		return c.changeError(ch.Op, key, err)
 	}

@@ -41,6 +41,7 @@ type Gate struct {
 	// life is held for reading while a flight is started, and for writing to close:
 	// no flight starts after Close has begun to wait for them.
 	life      sync.RWMutex
+	calls     sync.WaitGroup // calls that use Redis outside of a flight: changes and peeks
 	closed    atomic.Bool
 	closeOnce sync.Once
 	closeErr  error
@@ -139,6 +140,18 @@ func (g *Gate) Close(ctx context.Context) error {
 	return g.closeErr
 }
 
+// enter counts a call in that uses Redis outside of a flight, unless the gate is
+// closed. The caller ends it with calls.Done.
+func (g *Gate) enter() bool {
+	g.life.RLock()
+	defer g.life.RUnlock()
+	if g.closed.Load() {
+		return false
+	}
+	g.calls.Add(1)
+	return true
+}
+
 func (g *Gate) close(ctx context.Context) error {
 	g.life.Lock()
 	g.closed.Store(true)
@@ -182,12 +195,15 @@ func (g *Gate) close(ctx context.Context) error {
 	return nil
 }
 
-// settled waits until no flight, refresh or loader runs.
+// settled waits until no flight, refresh, loader or other call runs.
 func (g *Gate) settled(ctx context.Context) error {
 	for _, c := range g.all() {
 		if err := c.settled(ctx); err != nil {
 			return err
 		}
+	}
+	if err := waitGroup(ctx, &g.calls); err != nil {
+		return err
 	}
 	return waitGroup(ctx, &g.loaders)
 }

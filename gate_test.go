@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/herdgate/herdgate"
@@ -326,6 +327,30 @@ func TestWithCloneNobodySeesAnothersChanges(t *testing.T) {
 		}
 		if v := get(w.T, c, "k"); v[0] != 1 {
 			w.Errorf("got %v", v)
+		}
+	})
+}
+
+func TestACallBesideACloseThatWaitsIsNotHeldUp(t *testing.T) { // I3, I10
+	virtually(t, func(w *world) {
+		h := newHolding("evalsha")
+		g := w.gate(func(o *herdgate.Options) {
+			o.Redis.AddHook(h)
+			o.RedisTimeout = time.Minute
+		})
+		c := newCache(w.T, g, newOrigin(0).load, herdgate.Policy{})
+		h.arm()
+		deleted, closed := make(chan error, 1), make(chan error, 1)
+		go func() { deleted <- c.Delete(w.Context(), "k") }()
+		synctest.Wait()
+		go func() { closed <- g.Close(context.WithoutCancel(w.Context())) }()
+		synctest.Wait() // it waits for the delete
+		if _, err := c.Get(w.Context(), "k"); !errors.Is(err, herdgate.ErrClosed) {
+			w.Errorf("got %v", err)
+		}
+		h.release()
+		if err := errors.Join(<-deleted, <-closed); err != nil {
+			w.Error(err)
 		}
 	})
 }

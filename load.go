@@ -32,7 +32,9 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 	defer cancel(nil)
 	unwatch := lease.onLoss(func(err error) {
 		c.events.emit(Event{Kind: EventLeaseLost, Key: key, Err: err})
-		cancel(err)
+		if !f.State.standing() {
+			cancel(err)
+		}
 	})
 	defer unwatch()
 	ended := f.State.load(func() {
@@ -97,7 +99,7 @@ func (c *Cache[V]) unlocked(f *flight[V], load LoaderFunc[V], keep keeping) (Res
 	if load == nil {
 		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
 	}
-	patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
+	patience, cancel := context.WithTimeoutCause(f.Context(), f.State.patience, ErrWaitTimeout)
 	defer cancel()
 	slot, err := c.gate.slot(patience, &f.State)
 	if err != nil {

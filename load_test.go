@@ -465,7 +465,7 @@ func TestAFetchIsNotAnsweredByAFlightWithoutALoader(t *testing.T) {
 
 func TestAKeyThatIsDeletedAllTheTimeIsStillRead(t *testing.T) { // I3
 	virtually(t, func(w *world) {
-		o := newOrigin(200 * time.Millisecond)
+		o := newOrigin(2 * time.Second) // longer than a renewal, which finds the lease taken
 		c := newCache(w.T, w.gate(), o.load, herdgate.Policy{})
 		got := make(chan string, 1)
 		go func() { got <- get(w.T, c, "k") }()
@@ -525,6 +525,55 @@ func TestACallThatJoinsAWaitingFlightHasItsOwnTimeToWait(t *testing.T) { // I3
 		w.pass(2 * time.Second)
 		if v := get(w.T, b, "k"); v != "k#1" {
 			w.Errorf("got %q", v)
+		}
+	})
+}
+
+func TestNobodyWaitsLongerThanWaitTimeoutThoughTheFlightIsAnothers(t *testing.T) { // I3
+	virtually(t, func(w *world) {
+		o := newOrigin(time.Minute)
+		policy := herdgate.Policy{LoadTimeout: 2 * time.Minute, WaitTimeout: 10 * time.Second}
+		a, b := newCache(w.T, w.gate(), o.load, policy), newCache(w.T, w.gate(), o.load, policy)
+		go func() { _, _ = a.Get(w.Context(), "k") }()
+		<-o.begun
+		start := time.Now()
+		_, errs := herd(w.T, 3, func() (string, error) {
+			w.pass(time.Since(start) + time.Millisecond)
+			return b.Get(w.Context(), "k")
+		})
+		if took := time.Since(start); took > 11*time.Second {
+			w.Errorf("waited %v", took)
+		}
+		for _, err := range errs {
+			if !errors.Is(err, herdgate.ErrWaitTimeout) {
+				w.Errorf("got %v", err)
+			}
+		}
+		w.pass(time.Minute)
+	})
+}
+
+func TestALoadersErrorIsNotTakenForTheFlightsOwn(t *testing.T) {
+	virtually(t, func(w *world) {
+		for _, inner := range []error{herdgate.ErrNoLoader, herdgate.ErrWaitTimeout} {
+			var loads atomic.Int64
+			c, err := herdgate.New(w.gate(), "outer", func(context.Context, string) (int, error) {
+				loads.Add(1)
+				w.pass(100 * time.Millisecond)
+				return 0, fmt.Errorf("the other cache: %w", inner)
+			}, herdgate.Policy{})
+			if err != nil {
+				w.Fatal(err)
+			}
+			_, errs := herd(w.T, 5, func() (int, error) { return c.Get(w.Context(), inner.Error()) })
+			for _, err := range errs {
+				if !errors.Is(err, inner) {
+					w.Errorf("got %v", err)
+				}
+			}
+			if n := loads.Load(); n != 1 {
+				w.Errorf("%d loads", n)
+			}
 		}
 	})
 }

@@ -59,7 +59,7 @@ func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V]) (r
 	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check {
 		return r, false, nil
 	}
-	if cp.due(now) {
+	if load != nil && cp.due(now) {
 		c.refresh(ctx, key, load, cp, OutcomeLocal)
 	}
 	r, err = cp.result(OutcomeLocal, now)
@@ -90,6 +90,7 @@ func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], sta
 			if tries >= steadfastAfter {
 				f.State.stand()
 			}
+			f.State.patience = c.policy.WaitTimeout - (c.gate.now() - start)
 			return fly(f, load)
 		})
 		if err != nil {
@@ -104,8 +105,8 @@ func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], sta
 		r, err := f.Wait(ctx)
 		switch {
 		case errors.Is(err, errRestart):
-		case joined && load != nil && errors.Is(err, ErrNoLoader): // it was a flight without one
-		case joined && errors.Is(err, ErrWaitTimeout): // it had begun to wait before this call
+		case joined && load != nil && saysOnly(err, ErrNoLoader): // it was a flight without one
+		case joined && saysOnly(err, ErrWaitTimeout): // it had begun to wait before this call
 		default:
 			return r, err
 		}
@@ -113,6 +114,13 @@ func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], sta
 			return Result[V]{}, c.failed(key, ErrWaitTimeout)
 		}
 	}
+}
+
+// saysOnly reports whether a flight ended for this reason of its own, and not with a
+// loader's error that wraps the like from another cache.
+func saysOnly(err, reason error) bool {
+	e, ok := errors.AsType[*LoadError](err)
+	return ok && e.Err == reason //nolint:errorlint // wrapped is what it must not be
 }
 
 func (c *Cache[V]) start(ctx context.Context, key string, in *flights[V], fn func(*flight[V]) (Result[V], error)) (f *flight[V], joined bool, err error) {
@@ -138,7 +146,7 @@ func (c *Cache[V]) fly(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
 	}
 	now := c.gate.now()
 	if read.cp != nil && read.cp.servable(now) {
-		if read.cp.due(now) {
+		if load != nil && read.cp.due(now) {
 			c.refresh(f.Context(), key, load, read.cp, OutcomeRemote)
 		}
 		return read.cp.result(OutcomeRemote, now)
@@ -151,6 +159,8 @@ func (c *Cache[V]) renew(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
 	keys := c.keys(f.Key())
 	read, err := c.read(f.Context(), f, keys)
 	switch {
+	case f.Context().Err() != nil: // no fault of Redis: the gate closes
+		return Result[V]{}, context.Cause(f.Context())
 	case err != nil:
 		c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: err})
 		return c.unlocked(f, load, keepCopy)
@@ -162,10 +172,11 @@ func (c *Cache[V]) renew(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
 
 // peek reads an entry from Redis, outside of any flight.
 func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found bool, err error) {
-	switch {
-	case c.gate.closed.Load():
+	if !c.gate.enter() {
 		return r, false, ErrClosed
-	case c.gate.store == nil:
+	}
+	defer c.gate.calls.Done()
+	if c.gate.store == nil {
 		return r, false, nil // the local tier had all there is
 	}
 	keys := c.keys(key)

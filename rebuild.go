@@ -50,7 +50,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 	if load == nil {
 		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
 	}
-	patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
+	patience, cancel := context.WithTimeoutCause(f.Context(), f.State.patience, ErrWaitTimeout)
 	defer cancel()
 	outcome := OutcomeRemote
 	fresh := true // it has not waited for anybody's load
@@ -172,6 +172,9 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 		err = c.failed(key, got.err)
 	}
 	if got.missing && c.policy.NegativeTTL == Off {
+		if c.gate.store != nil {
+			c.gate.own.add(a.claim.Owner) // the id of the message that tells of the drop
+		}
 		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor, Drop: true})
 		c.invalidate(key)
 		return r, err
@@ -206,8 +209,12 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loa
 func (c *Cache[V]) store(ctx context.Context, keys remote.Keys, commit remote.Commit, cp *copied[V], t ticket) (remote.Stored, error) {
 	if c.gate.store != nil {
 		stored, err := c.builds.Commit(ctx, keys, commit)
-		if err == nil && stored == remote.Done {
-			c.keep(commit.Key, cp, t)
+		switch {
+		case err != nil: // it may be stored, and may not
+			t.gap = inGap
+			c.replace(commit.Key, cp, t)
+		case stored == remote.Done:
+			c.replace(commit.Key, cp, t)
 		}
 		return stored, err
 	}

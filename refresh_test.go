@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/herdgate/herdgate"
@@ -138,4 +139,80 @@ func TestPeekTellsThatRedisDidNotAnswer(t *testing.T) {
 	if _, found, err := c.Peek(t.Context(), "k"); found || !errors.Is(err, herdgate.ErrRedisTimeout) {
 		t.Errorf("got %v, %v", found, err)
 	}
+}
+
+func TestPeekTakesNoRefreshFromTheCallsThatLoad(t *testing.T) {
+	virtually(t, func(w *world) {
+		o := newOrigin(0)
+		c := newCache(w.T, w.gate(), o.load, herdgate.Policy{TTL: time.Second, Stale: time.Minute, LocalTTL: 30 * time.Second})
+		get(w.T, c, "k")
+		w.pass(2 * time.Second)
+		for range 10 {
+			if _, _, err := c.Peek(w.Context(), "k"); err != nil {
+				w.Error(err)
+			}
+			get(w.T, c, "k")
+			w.pass(20 * time.Millisecond)
+		}
+		if n := o.loads.Load(); n != 2 {
+			w.Errorf("%d loads", n)
+		}
+	})
+}
+
+func TestPeekOfNothingIsNotCloned(t *testing.T) {
+	everywhere(t, func(w *world) {
+		c := newCache[*thing](w.T, w.gate(), nil, herdgate.Policy{}, herdgate.WithClone(cloneThing))
+		if r, found, err := c.Peek(w.Context(), "k"); found || err != nil || r.Value != nil {
+			w.Errorf("got %+v, %v, %v", r, found, err)
+		}
+	})
+}
+
+func TestAfterARefreshNoCopyOfTheOldEntryIsServed(t *testing.T) {
+	t.Parallel()
+	t.Run("its commit's replies are lost", func(t *testing.T) {
+		t.Parallel()
+		g, _, proxy := behindProxy(t)
+		o := newOrigin(0)
+		c := newCache(t, g, func(ctx context.Context, key string) (string, error) {
+			v, err := o.load(ctx, key)
+			if v == "k#2" {
+				proxy.SwallowReplies(testutil.Command("evalsha"), 2)
+			}
+			return v, err
+		}, herdgate.Policy{})
+		get(t, c, "k")
+		if v, err := c.Refresh(t.Context(), "k"); err != nil || v != "k#2" {
+			t.Fatalf("got %q, %v", v, err)
+		}
+		if v := get(t, c, "k"); v != "k#2" {
+			t.Errorf("afterwards %q", v)
+		}
+	})
+	t.Run("a read from before it comes late", func(t *testing.T) {
+		t.Parallel()
+		virtually(t, func(w *world) {
+			h := newHolding("get")
+			o := newOrigin(0)
+			get(w.T, newCache(w.T, w.gate(), o.load, herdgate.Policy{}), "k")
+			c := newCache(w.T, w.gate(func(o *herdgate.Options) {
+				o.Redis.AddHook(h)
+				o.RedisTimeout = time.Minute
+			}), o.load, herdgate.Policy{})
+			h.arm()
+			late := make(chan string, 1)
+			go func() { late <- get(w.T, c, "k") }()
+			synctest.Wait() // it has read k#1
+			h.disarm()
+			if v, err := c.Refresh(w.Context(), "k"); err != nil || v != "k#2" {
+				w.Fatalf("got %q, %v", v, err)
+			}
+			h.release()
+			<-late
+			if v := get(w.T, c, "k"); v != "k#2" {
+				w.Errorf("afterwards %q", v)
+			}
+		})
+	})
 }

@@ -2,6 +2,7 @@ package herdgate_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,32 +12,30 @@ import (
 	"github.com/herdgate/herdgate"
 )
 
-// holding keeps back the replies of a client's commands of one name, from arm to
-// release: the server has done them.
+// holding keeps back the replies of a client's commands of one name that are sent
+// between arm and disarm, until release: the server has done them.
 type holding struct {
 	name  string
-	armed chan struct{} // closed by arm
+	armed atomic.Bool
 	held  chan struct{} // closed by release
 }
 
 func newHolding(name string) *holding {
-	return &holding{name: name, armed: make(chan struct{}), held: make(chan struct{})}
+	return &holding{name: name, held: make(chan struct{})}
 }
 
-func (h *holding) arm()     { close(h.armed) }
+func (h *holding) arm()     { h.armed.Store(true) }
+func (h *holding) disarm()  { h.armed.Store(false) }
 func (h *holding) release() { close(h.held) }
 
 func (*holding) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (h *holding) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		holds := cmd.Name() == h.name && h.armed.Load()
 		err := next(ctx, cmd)
-		select {
-		case <-h.armed:
-			if cmd.Name() == h.name {
-				<-h.held
-			}
-		default:
+		if holds {
+			<-h.held
 		}
 		return err
 	}

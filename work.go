@@ -1,6 +1,9 @@
 package herdgate
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // stage is what a flight is doing, as far as an invalidation is concerned.
 type stage uint8
@@ -13,6 +16,8 @@ const (
 
 // work is the state of a flight that others may touch while it runs.
 type work struct {
+	patience time.Duration // how long the flight may wait; its own goroutine's alone
+
 	mu     sync.Mutex // protects the fields below
 	stage  stage
 	woken  chan struct{} // holds one wake-up; made by the first who needs it
@@ -73,6 +78,12 @@ func (w *work) stand() {
 	w.mu.Lock()
 	w.stands = true
 	w.mu.Unlock()
+}
+
+func (w *work) standing() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stands
 }
 
 // wake lets the flight look again, now or when it comes to wait.
