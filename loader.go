@@ -8,8 +8,9 @@ import "context"
 // whole fleet: ctx carries the values of the call that started it, but not its
 // cancellation. ctx ends after Policy.LoadTimeout, when a change of the key makes
 // the load worthless (cause [ErrRevoked]), when the lease was lost (cause
-// lock.ErrLost), and when the gate closes (cause [ErrClosed]). A loader that does
-// not return then is abandoned: its callers go on without it and its load slot is
+// lock.ErrLost), and when the gate closes (cause [ErrClosed]); but the third load in
+// a row that changes overtake runs to its end, for whoever waits since. A loader that
+// does not return then is abandoned: its callers go on without it and its load slot is
 // given back.
 //
 // [ErrNotFound], wrapped or not, says that the key does not exist, and is
