@@ -252,7 +252,7 @@ func TestAKeyCanBeSetAtOnceAfterItsExpiry(t *testing.T) { // C24
 	})
 }
 
-func TestOneCommandForARemoteHitAndFewForAMiss(t *testing.T) { // DESIGN: cost
+func TestOneCommandForARemoteHitAndFewForAMiss(t *testing.T) { // the cost table
 	everywhere(t, func(w *world) {
 		count := &counting{}
 		a := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Redis.AddHook(count) }), newOrigin(10*time.Millisecond).load,
