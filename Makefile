@@ -17,14 +17,15 @@ export GOWORK := off
 each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help tools redis modules test lint fuzz bench tidy check
+.PHONY: help tools needed modules test lint fuzz bench tidy check
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
 
-tools: redis $(LINT) ## Install what tests and lint need and this machine lacks
+tools: needed $(LINT) ## Install what tests and lint need and this machine lacks
 
-redis:
+needed:
+	@bash .ci/need gcc gcc libc6-dev # the race detector links C
 	@bash .ci/need redis-server redis-server
 	@bash .ci/need redis-cli redis-tools
 
@@ -41,7 +42,7 @@ modules:
 		echo "modules.txt lists" $$listed "but there is a go.mod in" $$found": make them agree" >&2; exit 1; \
 	fi
 
-test: redis modules ## Vet and test every module, with the race detector
+test: needed modules ## Vet and test every module, with the race detector
 	$(call each,go vet,go vet ./...)
 	$(call each,go test,go test -race -shuffle=on -count=1 ./...)
 	@echo "== what the race detector cannot see: it makes sync.Pool forget at random"
@@ -58,7 +59,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 		done; \
 	done
 
-bench: redis modules ## Run the benchmarks of every module
+bench: needed modules ## Run the benchmarks of every module
 	$(call each,benchmarks,go test -run '^$$' -bench . -benchmem ./...)
 
 tidy: modules ## Tidy every go.mod
