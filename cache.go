@@ -214,8 +214,9 @@ func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
 	}
 }
 
-// replace is keep for an entry that this process has just stored: a copy of the one
-// before does not outlive it, and what was read meanwhile is not kept.
+// replace moves the epoch, so that nothing read until now is kept, and puts cp in the
+// place of the copy there is, which goes in any case: the entry is another now. nil,
+// or a ticket that does not hold any more, leaves no copy.
 func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) {
 	if c.copies == nil {
 		return
@@ -223,7 +224,7 @@ func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) {
 	s := c.stripe(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.epoch.Add(1) == t.epoch+1 {
+	if alone := s.epoch.Add(1) == t.epoch+1; cp != nil && alone {
 		c.put(key, cp, t)
 	} else {
 		c.copies.Delete(key)
@@ -239,13 +240,7 @@ func (c *Cache[V]) put(key string, cp *copied[V], t ticket) {
 // invalidate is what a change of key does in this process: nothing that was read or
 // loaded before is used for a call that begins after it.
 func (c *Cache[V]) invalidate(key string) {
-	s := c.stripe(key)
-	s.mu.Lock()
-	s.epoch.Add(1)
-	if c.copies != nil {
-		c.copies.Delete(key)
-	}
-	s.mu.Unlock()
+	c.replace(key, nil, ticket{})
 	c.outdate(key)
 }
 

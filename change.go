@@ -94,7 +94,8 @@ func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch 
 	stored, err := c.builds.Change(ctx, keys, ch)
 	switch {
 	case err == nil && stored == remote.Done:
-		c.changed(key, t, kept)
+		c.replace(key, kept, t) // a value that was Set, if nothing else has changed since it was sent
+		c.outdate(key)
 		c.events.emit(Event{Kind: EventChange, Key: key})
 		return nil
 	case err == nil && stored == remote.TooLate:
@@ -109,23 +110,6 @@ func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch 
 }
 
 var errTooLate = errors.New("herdgate: the change reached Redis too late and was not made")
-
-// changed is what an acknowledged change of this process does locally. The value of
-// a Set is kept only if nothing else has changed since before it was sent.
-func (c *Cache[V]) changed(key string, t ticket, kept *copied[V]) {
-	s := c.stripe(key)
-	s.mu.Lock()
-	alone := s.epoch.Add(1) == t.epoch+1
-	switch {
-	case c.copies == nil:
-	case kept != nil && alone:
-		c.put(key, kept, t)
-	default:
-		c.copies.Delete(key)
-	}
-	s.mu.Unlock()
-	c.outdate(key)
-}
 
 // changeAlone is a change without Redis: of the copy, which is the entry, and the
 // build key in one step.

@@ -114,20 +114,11 @@ func (b build) cooling(interval time.Duration, failures int) build {
 	return build{state: remote.Cooling, granted: b.granted, failures: failures, until: b.granted + interval}
 }
 
-// put sets a build key, and drops a few that are over: more than are added, so that
-// the map does not grow past those that live. mu must be held.
+// put sets a build key. mu must be held.
 func (s *solo) put(key string, b build, now time.Duration) {
 	if s.builds == nil {
 		s.builds = map[string]build{}
 	}
-	looked := 0
-	for k, other := range s.builds {
-		if other.state != remote.Held && now >= other.until {
-			delete(s.builds, k)
-		}
-		if looked++; looked == 4 {
-			break
-		}
-	}
+	sweep(s.builds, func(other build) bool { return other.state != remote.Held && now >= other.until })
 	s.builds[key] = b
 }

@@ -106,22 +106,27 @@ func (q *quietKeys) holds(key, seen string, now time.Duration) bool {
 	return ok && mark.seen == seen && now < mark.until
 }
 
-// put marks a key, and drops a few marks whose time is over: more than are added,
-// so that the map does not grow past the marks that live.
+// put marks a key.
 func (q *quietKeys) put(key, seen string, until, now time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.m == nil {
 		q.m = map[string]quietMark{}
 	}
+	sweep(q.m, func(mark quietMark) bool { return now >= mark.until })
+	q.m[key] = quietMark{seen: seen, until: until}
+}
+
+// sweep deletes a few entries that are over, for a map to which one is about to be
+// added: more than are added, so that it does not grow past those that live.
+func sweep[M any](m map[string]M, over func(M) bool) {
 	looked := 0
-	for k, mark := range q.m {
-		if now >= mark.until {
-			delete(q.m, k)
+	for key, mark := range m {
+		if over(mark) {
+			delete(m, key)
 		}
 		if looked++; looked == 4 {
-			break
+			return
 		}
 	}
-	q.m[key] = quietMark{seen: seen, until: until}
 }

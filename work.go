@@ -5,21 +5,12 @@ import (
 	"time"
 )
 
-// stage is what a flight is doing, as far as an invalidation is concerned.
-type stage uint8
-
-const (
-	reading stage = iota // a request is out, or its reply is being used
-	waiting              // nothing is out, and no value is held
-	loading              // the loader runs
-)
-
 // work is the state of a flight that others may touch while it runs.
 type work struct {
 	patience time.Duration // how long the flight may wait; its own goroutine's alone
 
-	mu     sync.Mutex // protects the fields below
-	stage  stage
+	mu     sync.Mutex    // protects the fields below
+	idle   bool          // no request is out, no loader runs, and no value is held
 	woken  chan struct{} // holds one wake-up; made by the first who needs it
 	revoke func()        // cancels the loader; set while it runs
 	stands bool          // changes do not cancel the loader
@@ -33,7 +24,7 @@ type work struct {
 func (w *work) depart(take func() ticket) ticket {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stage = reading
+	w.idle = false
 	return take()
 }
 
@@ -41,11 +32,11 @@ func (w *work) depart(take func() ticket) ticket {
 func (w *work) load(revoke func()) (done func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stage, w.revoke = loading, revoke
+	w.revoke = revoke
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.stage, w.revoke = reading, nil
+		w.revoke = nil
 	}
 }
 
@@ -53,7 +44,7 @@ func (w *work) load(revoke func()) (done func()) {
 func (w *work) wait() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stage = waiting
+	w.idle = true
 }
 
 // outdate is told of a change of the flight's key. It reports whether the flight is
@@ -62,7 +53,7 @@ func (w *work) wait() {
 func (w *work) outdate() (detach bool) {
 	w.wake()
 	w.mu.Lock()
-	detach, revoke := w.stage != waiting, w.revoke
+	detach, revoke := !w.idle, w.revoke
 	if w.stands {
 		revoke = nil
 	}
