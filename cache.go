@@ -16,8 +16,9 @@ import (
 type Cache[V any] struct {
 	gate   *Gate
 	name   string
-	loader LoaderFunc[V]
-	policy Policy
+	policy *Policy
+	common plan[V] // of the keys that no rule is for
+	rules  *Mux[V] // nil: there are none
 	hooks  settings[V]
 
 	builds    builder               // who may load: Redis, or this process alone
@@ -71,6 +72,15 @@ type Result[V any] struct {
 // fields only, `msgpack` tags and not `json` ones. [codec.Check] tells in a test
 // whether a value survives that.
 func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, options ...Option[V]) (*Cache[V], error) {
+	if load == nil {
+		return NewLoader[V](gate, name, nil, policy, options...)
+	}
+	return NewLoader(gate, name, Loader[V](simple[V](load)), policy, options...)
+}
+
+// NewLoader is [New] with a loader in its rich form: one that is told what is stored
+// already and decides how to store what it loads, or a [Mux] of several. It may be nil.
+func NewLoader[V any](gate *Gate, name string, load Loader[V], policy Policy, options ...Option[V]) (*Cache[V], error) {
 	check := checker{}
 	check.name("name", name)
 	if check.err != nil {
@@ -83,21 +93,26 @@ func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, opti
 	c := &Cache[V]{
 		gate:   gate,
 		name:   name,
-		loader: load,
-		policy: policy,
+		policy: &policy,
+		common: plan[V]{loader: load, policy: &policy},
 		seed:   maphash.MakeSeed(),
 		events: newCounters(name, gate.options.Observer),
 	}
 	for _, option := range options {
 		option(&c.hooks)
 	}
-	localTier := policy.LocalTTL != Off && gate.options.LocalBytes != Off
+	if mux, ok := load.(*Mux[V]); ok {
+		c.common.loader = nil
+		c.rules = mux.clone()
+	}
+	inMemory, everywhere := c.inMemory()
+	localTier := inMemory && gate.options.LocalBytes != Off
 	switch {
 	case gate.store != nil:
 		c.builds = gate.store
-	case localTier:
+	case localTier && everywhere:
 		c.builds = &solo{now: gate.now, wake: c.wake}
-	case policy.LocalTTL == Off:
+	case !everywhere:
 		return nil, &ConfigError{Field: "Policy.LocalTTL", Value: "Off", Want: "a local tier, as the gate has no Redis"}
 	default:
 		return nil, &ConfigError{Field: "Options.LocalBytes", Value: "Off", Want: "a local tier, as the gate has no Redis"}
@@ -130,7 +145,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	if v, ok, err := c.hit(key); ok {
 		return v, err
 	}
-	r, err := c.lookup(ctx, key, c.loader)
+	r, err := c.lookup(ctx, key, c.plan(key))
 	return r.Value, err
 }
 
@@ -142,13 +157,17 @@ func (c *Cache[V]) Fetch(ctx context.Context, key string, load LoaderFunc[V]) (V
 	if v, ok, err := c.hit(key); ok {
 		return v, err
 	}
-	r, err := c.lookup(ctx, key, load)
+	p := &plan[V]{policy: c.plan(key).policy}
+	if load != nil {
+		p.loader = simple[V](load)
+	}
+	r, err := c.lookup(ctx, key, p)
 	return r.Value, err
 }
 
 // Lookup is Get that also tells where the value came from and how old it is.
 func (c *Cache[V]) Lookup(ctx context.Context, key string) (Result[V], error) {
-	return c.lookup(ctx, key, c.loader)
+	return c.lookup(ctx, key, c.plan(key))
 }
 
 // Refresh loads the value of key anew, whether or not it is fresh, and returns it. It
@@ -158,7 +177,7 @@ func (c *Cache[V]) Lookup(ctx context.Context, key string) (Result[V], error) {
 // value is loaded without it.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) (V, error) {
 	start := c.gate.now()
-	r, err := c.join(ctx, key, c.loader, start, &c.renewals, c.renew)
+	r, err := c.join(ctx, key, c.plan(key), start, &c.renewals, c.renew)
 	r, err = c.concluded(key, r, err, start)
 	return r.Value, err
 }
@@ -184,6 +203,29 @@ func (c *Cache[V]) Stats() Stats {
 }
 
 func (c *Cache[V]) counters() *counters { return c.events }
+
+// inMemory reports whether the policies of some, and of all, keys want a local tier.
+func (c *Cache[V]) inMemory() (some, all bool) {
+	some = c.policy.LocalTTL != Off
+	all = some
+	if c.rules != nil {
+		for _, r := range c.rules.rules {
+			wanted := r.plan.policy.LocalTTL != Off
+			some, all = some || wanted, all && wanted
+		}
+	}
+	return some, all
+}
+
+// plan is how key is loaded, and under which policy.
+func (c *Cache[V]) plan(key string) *plan[V] {
+	if c.rules != nil {
+		if p := c.rules.plan(key); p != nil {
+			return p
+		}
+	}
+	return &c.common
+}
 
 func (c *Cache[V]) keys(key string) remote.Keys {
 	if c.gate.store == nil {
@@ -233,6 +275,10 @@ func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) {
 
 // put stores a copy in the local tier. The stripe of key must be locked.
 func (c *Cache[V]) put(key string, cp *copied[V], t ticket) {
+	if cp.apart {
+		c.copies.Delete(key)
+		return
+	}
 	cp.gap = t.gap
 	c.copies.Store(key, cp, int64(cp.size)+copyOverhead)
 }

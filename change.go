@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/internal/wire"
 )
 
 // deletesAtOnce is how many keys of one Delete are under way at once.
@@ -24,14 +25,16 @@ const deletesAtOnce = 16
 // Redis did not answer, [ErrClosed], ctx's error, or Redis's. Without Redis a value for
 // which the local tier has no room is not kept, like one that it drops later.
 func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
-	what := content[V]{value: value}
-	life := c.draw(what, 0)
+	p := c.plan(key).policy
+	what := content[V]{value: value, extended: wire.Extended{Tags: p.Tags}}
+	life := p.draw(0)
 	keys := c.keys(key)
-	made, err := c.encode(keys, what, life)
+	made, err := c.encode(keys, what, life, nil)
 	if err != nil {
 		return c.changeError(remote.OpSet, key, fmt.Errorf("encode: %w", err))
 	}
-	cp := c.made(content[V]{value: c.cloned(value)}, made, life, c.gate.now())
+	what.value = c.cloned(value)
+	cp := c.made(what, made, life, c.gate.now(), p)
 	return c.change(ctx, keys, key, remote.Change{Op: remote.OpSet, Entry: made.entry, PX: life.hard}, cp)
 }
 
@@ -84,7 +87,7 @@ func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch 
 	if err := ctx.Err(); err != nil {
 		return c.changeError(ch.Op, key, err)
 	}
-	ch.ID, ch.Cache, ch.Key, ch.Interval = randomHex(8), c.name, key, c.policy.MinRebuildInterval
+	ch.ID, ch.Cache, ch.Key, ch.Interval = randomHex(8), c.name, key, c.plan(key).policy.MinRebuildInterval
 	if c.gate.store == nil {
 		c.changeAlone(ctx, keys, ch, kept)
 		return nil
@@ -122,7 +125,7 @@ func (c *Cache[V]) changeAlone(ctx context.Context, keys remote.Keys, ch remote.
 	switch {
 	case kept != nil:
 		c.put(ch.Key, kept, t)
-	case ch.Op == remote.OpExpire && old != nil && c.policy.Stale > 0:
+	case ch.Op == remote.OpExpire && old != nil && old.hard > old.fresh:
 		c.put(ch.Key, old.expired(c.gate.now()), t)
 	default:
 		c.copies.Delete(ch.Key)

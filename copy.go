@@ -33,13 +33,15 @@ type copied[V any] struct {
 	check time.Duration // until when it may be served without asking Redis
 	ahead time.Duration // from when on the copy is looked after behind a hit: early, or shortly before check
 	gap   uint64
+	apart bool         // not to be kept in the local tier
 	ask   atomic.Int64 // a hit before this time starts no refresh
 }
 
 // content is what an entry says: a value, or that there is none.
 type content[V any] struct {
-	value   V
-	missing bool // a remembered ErrNotFound
+	value    V
+	missing  bool // a remembered ErrNotFound
+	extended wire.Extended
 }
 
 // askPause is the time between two attempts of local hits to start a refresh.
@@ -90,25 +92,58 @@ func (cp *copied[V]) result(from Outcome, now time.Duration) (Result[V], error) 
 type lifetime struct{ fresh, hard, early time.Duration }
 
 // draw gives an entry its lifetime. took is how long its load took.
-func (c *Cache[V]) draw(of content[V], took time.Duration) lifetime {
-	ttl, stale := c.policy.TTL, c.policy.Stale
-	if of.missing {
-		ttl, stale = c.policy.NegativeTTL, 0
-	}
+func (p *Policy) draw(took time.Duration) lifetime {
+	fresh := p.jittered(p.TTL)
+	return lifetime{fresh: fresh, hard: fresh + p.Stale, early: p.earlyPoint(fresh, took)}
+}
+
+// drawMissing is draw for a not-found.
+func (p *Policy) drawMissing() lifetime {
+	fresh := p.jittered(max(p.NegativeTTL, 0))
+	return lifetime{fresh: fresh, hard: fresh, early: fresh}
+}
+
+// jittered is a duration of whole milliseconds, at least one, around ttl.
+func (p *Policy) jittered(ttl time.Duration) time.Duration {
 	fresh := ttl
-	if spread := c.policy.Jitter * float64(ttl); spread > 0 {
+	if spread := p.Jitter * float64(ttl); spread > 0 {
 		spread = max(spread, float64(time.Millisecond))
 		fresh += time.Duration(spread * (2*mathrand.Float64() - 1))
 	}
-	fresh = max(fresh.Round(time.Millisecond), time.Millisecond)
-	early := fresh
-	if beta := c.policy.EarlyBeta; beta > 0 && !of.missing {
-		// A load that takes longer than the TTL would put the point before the entry
-		// itself; half the TTL is kept in any case.
-		ahead := beta * float64(took) * mathrand.ExpFloat64()
-		early -= time.Duration(min(ahead, float64(fresh)/2))
+	return max(fresh.Round(time.Millisecond), time.Millisecond)
+}
+
+// earlyPoint is when an entry is to be refreshed that is fresh for so long.
+func (p *Policy) earlyPoint(fresh, took time.Duration) time.Duration {
+	if p.EarlyFraction > 0 {
+		return time.Duration(p.EarlyFraction * float64(fresh))
 	}
-	return lifetime{fresh: fresh, hard: fresh + stale, early: early}
+	// A load that takes longer than the TTL would put the point before the entry
+	// itself; half the TTL is kept in any case.
+	ahead := p.EarlyBeta * float64(took) * mathrand.ExpFloat64()
+	return fresh - time.Duration(min(ahead, float64(fresh)/2))
+}
+
+// life is the lifetime of what was loaded: the policy's, but for what the loader has set.
+func (got *loaded[V]) life(p *Policy) lifetime {
+	l := p.draw(got.took)
+	if got.missing {
+		l = p.drawMissing()
+	}
+	stale := l.hard - l.fresh
+	if got.load.stale == Off {
+		stale = 0
+	} else if got.load.stale > 0 {
+		stale = got.load.stale
+	}
+	if got.load.ttl > 0 {
+		l.fresh, l.early = got.load.ttl, got.load.ttl
+		if !got.missing {
+			l.early = p.earlyPoint(l.fresh, got.took)
+		}
+	}
+	l.hard = l.fresh + stale
+	return l
 }
 
 // encoded is an entry ready to be stored. The script that stores it writes its
@@ -119,7 +154,8 @@ type encoded struct {
 	size  int    // of the payload
 }
 
-func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime) (encoded, error) {
+// payload is that of what, if it is known already.
+func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime, payload []byte) (encoded, error) {
 	header := wire.Header{
 		Codec:   c.policy.Codec.ID(),
 		Schema:  c.policy.Version,
@@ -129,18 +165,22 @@ func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime) (encode
 		Early:   uint32(l.early / time.Millisecond),
 		Version: newVersion(),
 	}
-	var payload []byte
-	var err error
 	if what.missing {
-		header.Flags = wire.FlagNegative
-	} else {
+		header.Flags |= wire.FlagNegative
+	} else if payload == nil {
+		var err error
 		payload, err = singleflight.Protect(func() ([]byte, error) { return c.policy.Codec.Marshal(what.value) })
 		if err != nil {
 			return encoded{}, err
 		}
 	}
+	size := len(payload)
+	if !what.extended.Empty() {
+		header.Flags |= wire.FlagExtended
+		payload = append(wire.AppendExtended(nil, what.extended), payload...)
+	}
 	entry := wire.Append(nil, header, payload)
-	return encoded{entry: entry, seen: wire.Seen(entry), size: len(payload)}, nil
+	return encoded{entry: entry, seen: wire.Seen(entry), size: size}, nil
 }
 
 // newVersion is random so that two stores never share one, in whatever process.
@@ -151,7 +191,7 @@ func newVersion() uint64 {
 }
 
 // made is the local copy of an entry that was stored at the time built.
-func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duration) *copied[V] {
+func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duration, p *Policy) *copied[V] {
 	cp := &copied[V]{
 		content: of,
 		size:    e.size,
@@ -164,12 +204,13 @@ func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duratio
 	if c.hooks.size != nil && !of.missing {
 		cp.size = int(max(0, c.hooks.size(of.value)))
 	}
+	cp.apart = p.LocalTTL == Off
 	cp.check, cp.ahead = cp.hard, cp.early
 	if c.gate.store != nil && c.copies != nil {
 		// A hot copy is checked in the last tenth of its LocalTTL, so that no caller
 		// waits for Redis at its end.
-		check := c.gate.now() + c.policy.LocalTTL
-		cp.check, cp.ahead = min(cp.hard, check), min(cp.early, check-c.policy.LocalTTL/10)
+		check := c.gate.now() + p.LocalTTL
+		cp.check, cp.ahead = min(cp.hard, check), min(cp.early, check-p.LocalTTL/10)
 	}
 	return cp
 }
@@ -179,12 +220,14 @@ type found[V any] struct {
 	cp    *copied[V] // nil: absent, or unusable
 	seen  string     // its version, for the acquire script
 	newer bool       // written by a newer version of the code: not to be touched
+
+	payload []byte // of cp's value as it is stored; nil if that is not known
 }
 
 // interpret reads an entry, which never changes afterwards: a codec may keep parts of
 // it. An error means that its age cannot be told, as Redis does not answer; an entry
 // that cannot be used is no error but absent (I7).
-func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte) (found[V], error) {
+func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte, p *plan[V]) (found[V], error) {
 	if entry == nil {
 		return found[V]{}, nil
 	}
@@ -195,6 +238,9 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		return found[V]{seen: seen, newer: true}, nil
 	}
 	what := content[V]{missing: header.Flags&wire.FlagNegative != 0}
+	if err == nil && header.Flags&wire.FlagExtended != 0 {
+		what.extended, payload, err = wire.CutExtended(payload)
+	}
 	if err == nil && !what.missing {
 		what.value, err = singleflight.Protect(func() (v V, err error) {
 			err = c.policy.Codec.Unmarshal(payload, &v)
@@ -219,7 +265,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		age = max(age, 0)
 	}
 	now := c.gate.now()
-	cp := c.made(what, encoded{seen: seen, size: len(payload)}, l, now-age)
+	cp := c.made(what, encoded{seen: seen, size: len(payload)}, l, now-age, p.policy)
 	if !known {
 		// Marked stale by Expire, or stamped by another clock: stale, and for how long
 		// more cannot be told. That Redis still has it says that it is not over (I11).
@@ -230,7 +276,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		}
 		cp.check = min(cp.hard, now+unknownCheck) // only Redis knows when it ends
 	}
-	return found[V]{cp: cp, seen: seen}, nil
+	return found[V]{cp: cp, seen: seen, payload: payload}, nil
 }
 
 // unknownCheck is how long a copy of unknown age is served without asking Redis.

@@ -31,6 +31,7 @@ type Gate struct {
 	strays   *semaphore.Weighted // abandoned loaders whose slot was given back
 	loaders  sync.WaitGroup      // running loaders, also abandoned ones
 	events   *counters
+	tracer   Tracer    // nil: none
 	start    time.Time // what now counts from, monotonic
 
 	gap       gapCounter
@@ -81,6 +82,7 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 		confirmed: make(chan struct{}),
 		caches:    map[string]keyspace{},
 	}
+	g.tracer, _ = options.Observer.(Tracer)
 	if options.MaxLoads != Off {
 		g.slots = semaphore.NewWeighted(int64(options.MaxLoads))
 		g.strays = semaphore.NewWeighted(int64(options.MaxLoads))

@@ -18,17 +18,20 @@ const loaderGrace = 50 * time.Millisecond
 // loaded is what came of a run of a loader.
 type loaded[V any] struct {
 	content[V]
-	err   error // also ErrNotFound, which is the content as well
+	load  Load[V] // as the loader has left it
+	err   error   // also ErrNotFound, which is the content as well
 	took  time.Duration
 	cause error // why its context ended, nil if it did not
 }
 
 // run runs the loader in a goroutine of its own: one that ignores the end of its
 // context is left behind. The slot is given back when the loader returns, or is
-// left behind.
-func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loadSlot) loaded[V] {
+// left behind. old is what is stored, nil for nothing.
+func (c *Cache[V]) run(f *flight[V], p *plan[V], old *copied[V], lease *lease, slot *loadSlot) (got loaded[V]) {
 	key := f.Key()
-	ctx, cancel := context.WithCancelCause(c.gate.withSlot(f.Context()))
+	ctx, end := c.gate.begin(f.Context(), StepLoad, c.name, key)
+	defer func() { end(got.err) }()
+	ctx, cancel := context.WithCancelCause(c.gate.withSlot(ctx))
 	defer cancel(nil)
 	unwatch := lease.onLoss(func(err error) {
 		c.events.emit(Event{Kind: EventLeaseLost, Key: key, Err: err})
@@ -42,24 +45,28 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 		cancel(ErrRevoked)
 	})
 	defer ended()
-	ctx, stop := context.WithTimeoutCause(ctx, c.policy.LoadTimeout, ErrLoadTimeout)
+	ctx, stop := context.WithTimeoutCause(ctx, p.policy.LoadTimeout, ErrLoadTimeout)
 	defer stop()
 
 	start := c.gate.now()
 	results := make(chan loaded[V], 1)
 	var over atomic.Bool // the loader has returned, or was abandoned: what comes first
 	c.gate.loaders.Go(func() {
+		load := &Load[V]{key: key, old: old}
+		if old != nil {
+			load.age = old.age(start)
+		}
 		got := loaded[V]{err: singleflight.ErrGoexit}
 		defer func() { // runs on Goexit, too
+			got.load = *load
 			slot.release()
 			results <- got
 			if !over.CompareAndSwap(false, true) && got.err == nil {
 				c.events.emit(Event{Kind: EventCommitRefused, Key: key})
 			}
 		}()
-		got.value, got.err = singleflight.Protect(func() (V, error) { return load(ctx, key) })
+		got.value, got.err = singleflight.Protect(func() (V, error) { return p.loader.Load(ctx, load) })
 	})
-	var got loaded[V]
 	select {
 	case got = <-results:
 	case <-ctx.Done():
@@ -81,10 +88,19 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 	if got.missing = errors.Is(got.err, ErrNotFound) && !panicked; got.missing {
 		got.value = *new(V)
 	}
+	if err := got.load.check(p.policy); err != nil && (got.err == nil || got.missing) {
+		got.err, got.missing = err, false
+	}
+	if got.load.unmodified && got.err == nil {
+		got.value = old.value // whatever else was returned: it is what stays stored
+	}
+	if got.err == nil || got.missing {
+		got.extended = got.load.extended(p.policy)
+	}
 	got.took = c.gate.now() - start
 	got.cause = context.Cause(ctx)
 	if got.err != nil && errors.Is(got.cause, ErrLoadTimeout) && !errors.Is(got.err, ErrLoadTimeout) {
-		got.err = fmt.Errorf("%w (%v): %w", ErrLoadTimeout, c.policy.LoadTimeout, got.err)
+		got.err = fmt.Errorf("%w (%v): %w", ErrLoadTimeout, p.policy.LoadTimeout, got.err)
 	}
 	c.events.emit(Event{Kind: EventLoad, Key: key, Duration: got.took, Err: got.err})
 	if got.err != nil && !got.missing {
@@ -95,8 +111,8 @@ func (c *Cache[V]) run(f *flight[V], load LoaderFunc[V], lease *lease, slot *loa
 
 // unlocked loads without the lease, when a slot is free in time. What it returns is
 // never stored in Redis.
-func (c *Cache[V]) unlocked(f *flight[V], load LoaderFunc[V], keep keeping) (Result[V], error) {
-	if load == nil {
+func (c *Cache[V]) unlocked(f *flight[V], p *plan[V], keep keeping) (Result[V], error) {
+	if !p.loads() {
 		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
 	}
 	patience, cancel := context.WithTimeoutCause(f.Context(), f.State.patience, ErrWaitTimeout)
@@ -105,26 +121,30 @@ func (c *Cache[V]) unlocked(f *flight[V], load LoaderFunc[V], keep keeping) (Res
 	if err != nil {
 		return Result[V]{}, c.gaveUp(patience, f.Key())
 	}
-	return c.alone(f, load, slot, keep)
+	return c.alone(f, p, slot, keep)
 }
 
 // keeping says what becomes of a value that was loaded without the lease.
 type keeping uint8
 
 const (
-	keepNothing keeping = iota
-	keepCopy            // a copy that may serve, as stale, while Redis is out
+	keepNothing  keeping = iota
+	keepCopy             // a copy that may serve, as stale, while Redis is out
+	keepUnshared         // a copy for LocalTTL: a newer version of the code owns the entry
 )
 
 // alone is unlocked with the slot in hand.
-func (c *Cache[V]) alone(f *flight[V], load LoaderFunc[V], slot *loadSlot, keep keeping) (Result[V], error) {
+func (c *Cache[V]) alone(f *flight[V], p *plan[V], slot *loadSlot, keep keeping) (Result[V], error) {
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
-	got := c.run(f, load, nil, slot)
+	var old *copied[V]
+	if c.copies != nil {
+		old = c.copies.Load(f.Key())
+	}
+	got := c.run(f, p, old, nil, slot)
 	switch {
 	case got.err == nil:
-		if keep == keepCopy {
-			t.gap = inGap // nobody tells this process of changes now
-			c.keep(f.Key(), c.made(got.content, encoded{}, c.draw(got.content, got.took), c.gate.now()), t)
+		if !got.load.uncacheable {
+			c.keepAlone(f.Key(), got, keep, t, p)
 		}
 		return Result[V]{Value: got.value, Outcome: OutcomeUnlocked}, nil
 	case got.missing:
@@ -137,16 +157,33 @@ func (c *Cache[V]) alone(f *flight[V], load LoaderFunc[V], slot *loadSlot, keep 
 	return Result[V]{}, c.failed(f.Key(), got.err)
 }
 
+// keepAlone keeps a copy of what was loaded without the lease.
+func (c *Cache[V]) keepAlone(key string, got loaded[V], keep keeping, t ticket, p *plan[V]) {
+	life := got.life(p.policy)
+	switch keep {
+	case keepNothing:
+		return
+	case keepCopy:
+		t.gap = inGap // nobody tells this process of changes now
+	case keepUnshared:
+		// When it must be checked it is gone: Redis has no entry that this version could
+		// check it against. Until then the messages about the newer one's changes hold for it.
+		life.fresh = min(life.fresh, p.policy.LocalTTL)
+		life.hard, life.early = life.fresh, life.fresh
+	}
+	c.keep(key, c.made(got.content, encoded{}, life, c.gate.now(), p.policy), t)
+}
+
 // lease is a held rebuild lease, renewed by the lock engine. nil: there is nothing
 // to renew.
 type lease struct{ *lock.Lease }
 
-func (c *Cache[V]) hold(ctx context.Context, a acquisition) *lease {
+func (c *Cache[V]) hold(ctx context.Context, a acquisition[V], p *plan[V]) *lease {
 	if c.gate.store == nil {
 		return nil
 	}
 	return &lease{lock.Hold(ctx, c.gate.store.Leases(), a.claim, a.Sent, lock.HoldOptions{
-		TTL: c.policy.LockTTL, CallTimeout: c.gate.options.RedisTimeout,
+		TTL: p.policy.LockTTL, CallTimeout: c.gate.options.RedisTimeout,
 	})}
 }
 

@@ -1,6 +1,9 @@
 package herdgate
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Outcome says where a value came from.
 type Outcome uint8
@@ -112,3 +115,63 @@ type ObserverFunc func(Event)
 
 // Observe implements [Observer].
 func (f ObserverFunc) Observe(e Event) { f(e) }
+
+// Step is a part of a flight that takes time.
+type Step uint8
+
+// The steps that a [Tracer] sees.
+const (
+	StepLoad    Step = iota // a loader runs
+	StepWait                // a flight waits for the load of another process
+	StepAcquire             // it asks for the lease
+	StepCommit              // it stores what was loaded
+	steps
+)
+
+// String returns the step in one lower-case word.
+func (s Step) String() string {
+	return [...]string{"load", "wait", "acquire", "commit", "unknown"}[min(s, steps)]
+}
+
+// Tracer is an [Observer] that also sees steps begin, to put spans around them. What
+// is said of Observe holds for its methods. If Options.Observer is one, it is used as such.
+type Tracer interface {
+	Observer
+	// Begin is called before a step. The step runs with the context that it returns,
+	// which must come from ctx: that of StepLoad is the loader's. end is called once,
+	// when the step has ended, with its error.
+	Begin(ctx context.Context, step Step, cache, key string) (within context.Context, end func(error))
+	// Join is called when a call begins to wait for the flight that another call of its
+	// process has started. flight is the context of that flight, with the values of the
+	// call that started it. end is called once, when the wait has ended.
+	Join(ctx, flight context.Context, cache, key string) (end func(error))
+}
+
+// begin tells the tracer, if there is one, of a step.
+func (g *Gate) begin(ctx context.Context, step Step, cache, key string) (within context.Context, end func(error)) {
+	within, end = ctx, func(error) {}
+	if g.tracer == nil {
+		return within, end
+	}
+	defer func() { _ = recover() }() // as for Observe: the flight goes on without a span
+	traced, told := g.tracer.Begin(ctx, step, cache, key)
+	return traced, ended(told)
+}
+
+// joined tells the tracer, if there is one, of a call that waits for another's flight.
+func (g *Gate) joined(ctx, flight context.Context, cache, key string) (end func(error)) {
+	end = func(error) {}
+	if g.tracer == nil {
+		return end
+	}
+	defer func() { _ = recover() }()
+	return ended(g.tracer.Join(ctx, flight, cache, key))
+}
+
+// ended is a tracer's function that cannot panic.
+func ended(told func(error)) func(error) {
+	return func(err error) {
+		defer func() { _ = recover() }()
+		told(err)
+	}
+}

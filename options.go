@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/herdgate/herdgate/codec"
+	"github.com/herdgate/herdgate/internal/wire"
 )
 
 // Off switches a thing off that is on by default. It is the only negative value
@@ -78,6 +79,11 @@ type Policy struct {
 	// Default 1. Off: not before the TTL.
 	EarlyBeta float64
 
+	// EarlyFraction refreshes a hot entry when this share of its TTL has passed, in
+	// place of the point that EarlyBeta would draw: 0.8 for the last fifth. Between 0
+	// and 1. Default 0: EarlyBeta counts.
+	EarlyFraction float64
+
 	// NegativeTTL is how long an ErrNotFound is remembered. Default: 5 s or TTL,
 	// whichever is less. Off: it is not.
 	NegativeTTL time.Duration
@@ -119,6 +125,10 @@ type Policy struct {
 	// 30 s or FailureBackoff, whichever is more.
 	MaxFailureBackoff time.Duration
 
+	// Tags are what all entries can be invalidated by, see [Cache.InvalidateTags]; a
+	// [Loader] may set others for its entry. At most 64, of 1 to 256 bytes each.
+	Tags []string
+
 	// Version is the version of V's encoding. Raise it when V changes so that old
 	// and new code cannot read each other's entries: the newer code rebuilds what
 	// the older has stored; the older loads for itself what the newer has stored,
@@ -151,8 +161,12 @@ func (o Options) resolved() (Options, error) {
 	return o, c.err
 }
 
+// maxLifetime is what 32 bits of milliseconds in an entry's header can say.
+const maxLifetime = math.MaxUint32 * time.Millisecond
+
 func (p Policy) resolved() (Policy, error) {
 	c := checker{scope: "Policy."}
+	beta := p.EarlyBeta
 	c.duration("TTL", &p.TTL, time.Minute)
 	c.durationOrOff("Stale", &p.Stale, 0)
 	c.share("Jitter", &p.Jitter, 0.1, 1)
@@ -177,13 +191,22 @@ func (p Policy) resolved() (Policy, error) {
 	if p.Stale == Off {
 		p.Stale = 0
 	}
-	// The header has 32 bits of milliseconds.
-	const longest = math.MaxUint32 * float64(time.Millisecond)
-	if float64(p.TTL)*(1+p.Jitter)+float64(p.Stale) > longest {
-		c.fail("TTL", p.TTL, fmt.Sprintf("with Jitter and Stale at most %v", time.Duration(longest)))
+	if float64(p.TTL)*(1+p.Jitter)+float64(p.Stale) > float64(maxLifetime) {
+		c.fail("TTL", p.TTL, fmt.Sprintf("with Jitter and Stale at most %v", maxLifetime))
 	}
-	if float64(p.NegativeTTL)*(1+p.Jitter) > longest {
-		c.fail("NegativeTTL", p.NegativeTTL, fmt.Sprintf("with Jitter at most %v", time.Duration(longest)))
+	if float64(p.NegativeTTL)*(1+p.Jitter) > float64(maxLifetime) {
+		c.fail("NegativeTTL", p.NegativeTTL, fmt.Sprintf("with Jitter at most %v", maxLifetime))
+	}
+	if p.EarlyFraction != 0 {
+		if !(p.EarlyFraction > 0 && p.EarlyFraction < 1) {
+			c.fail("EarlyFraction", p.EarlyFraction, "a share between 0 and 1, or 0 for EarlyBeta")
+		}
+		if beta != 0 {
+			c.fail("EarlyBeta", beta, "0 beside an EarlyFraction: one of the two")
+		}
+	}
+	if want := wire.CheckTags(p.Tags); want != "" {
+		c.fail("Tags", fmt.Sprintf("%q", p.Tags), want)
 	}
 	if p.LockTTL < minLockTTL {
 		c.fail("LockTTL", p.LockTTL, fmt.Sprintf("at least %v, for several renewals to fit", minLockTTL))

@@ -27,11 +27,11 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 }
 
 // lookup is one call: the local tier, then the flight of its key.
-func (c *Cache[V]) lookup(ctx context.Context, key string, load LoaderFunc[V]) (Result[V], error) {
+func (c *Cache[V]) lookup(ctx context.Context, key string, p *plan[V]) (Result[V], error) {
 	start := c.gate.now()
-	r, served, err := c.local(ctx, key, load)
+	r, served, err := c.local(ctx, key, p)
 	if !served {
-		r, err = c.join(ctx, key, load, start, &c.flights, c.fly)
+		r, err = c.join(ctx, key, p, start, &c.flights, c.fly)
 	}
 	return c.concluded(key, r, err, start)
 }
@@ -50,7 +50,7 @@ func (c *Cache[V]) concluded(key string, r Result[V], err error, start time.Dura
 
 // local serves a copy that need not be checked with Redis, if there is one, and
 // starts a refresh behind it if it is due.
-func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V]) (r Result[V], served bool, err error) {
+func (c *Cache[V]) local(ctx context.Context, key string, p *plan[V]) (r Result[V], served bool, err error) {
 	if c.copies == nil || c.gate.closed.Load() {
 		return r, false, nil
 	}
@@ -59,8 +59,8 @@ func (c *Cache[V]) local(ctx context.Context, key string, load LoaderFunc[V]) (r
 	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check {
 		return r, false, nil
 	}
-	if load != nil && cp.due(now) {
-		c.refresh(ctx, key, load, cp, OutcomeLocal)
+	if p.loads() && cp.due(now) {
+		c.refresh(ctx, key, p, found[V]{cp: cp, seen: cp.seen}, OutcomeLocal)
 	}
 	r, err = cp.result(OutcomeLocal, now)
 	return r, true, err
@@ -80,37 +80,40 @@ func (c *Cache[V]) cloned(v V) V {
 const steadfastAfter = 2
 
 // flying is the work of a flight.
-type flying[V any] func(f *flight[V], load LoaderFunc[V]) (Result[V], error)
+type flying[V any] func(f *flight[V], p *plan[V]) (Result[V], error)
 
 // join waits, on the caller's own context, for the flight of key in a group. A flight
 // whose load was cancelled by a change sends its callers back here.
-func (c *Cache[V]) join(ctx context.Context, key string, load LoaderFunc[V], start time.Duration, in *flights[V], fly flying[V]) (Result[V], error) {
+func (c *Cache[V]) join(ctx context.Context, key string, p *plan[V], start time.Duration, in *flights[V], fly flying[V]) (Result[V], error) {
 	for tries := 0; ; tries++ {
 		f, joined, err := c.start(ctx, key, in, func(f *flight[V]) (Result[V], error) {
 			if tries >= steadfastAfter {
 				f.State.stand()
 			}
-			f.State.patience = c.policy.WaitTimeout - (c.gate.now() - start)
-			return fly(f, load)
+			f.State.patience = p.policy.WaitTimeout - (c.gate.now() - start)
+			return fly(f, p)
 		})
 		if err != nil {
 			return Result[V]{}, err
 		}
+		end := func(error) {}
 		if joined {
+			end = c.gate.joined(ctx, f.Context(), c.name, key)
 			c.events.emit(Event{Kind: EventCoalesced, Key: key})
 			if c.gate.holdsSlot(ctx) {
 				f.State.lend()
 			}
 		}
 		r, err := f.Wait(ctx)
+		end(err)
 		switch {
 		case errors.Is(err, errRestart):
-		case joined && load != nil && saysOnly(err, ErrNoLoader): // it was a flight without one
+		case joined && p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
 		case joined && saysOnly(err, ErrWaitTimeout): // it had begun to wait before this call
 		default:
 			return r, err
 		}
-		if c.gate.now()-start >= c.policy.WaitTimeout {
+		if c.gate.now()-start >= p.policy.WaitTimeout {
 			return Result[V]{}, c.failed(key, ErrWaitTimeout)
 		}
 	}
@@ -134,40 +137,40 @@ func (c *Cache[V]) start(ctx context.Context, key string, in *flights[V], fn fun
 }
 
 // fly is a flight: read Redis, serve what is there, else rebuild it.
-func (c *Cache[V]) fly(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
+func (c *Cache[V]) fly(f *flight[V], p *plan[V]) (Result[V], error) {
 	key := f.Key()
 	keys := c.keys(key)
-	read, err := c.read(f.Context(), f, keys)
+	read, err := c.read(f.Context(), f, keys, p)
 	switch {
 	case err != nil:
-		return c.degraded(f, load, err)
+		return c.degraded(f, p, err)
 	case read.newer:
-		return c.unlocked(f, load, keepNothing)
+		return c.unlocked(f, p, keepUnshared)
 	}
 	now := c.gate.now()
 	if read.cp != nil && read.cp.servable(now) {
-		if load != nil && read.cp.due(now) {
-			c.refresh(f.Context(), key, load, read.cp, OutcomeRemote)
+		if p.loads() && read.cp.due(now) {
+			c.refresh(f.Context(), key, p, read, OutcomeRemote)
 		}
 		return read.cp.result(OutcomeRemote, now)
 	}
-	return c.rebuild(f, keys, read.seen, load)
+	return c.rebuild(f, keys, read, p)
 }
 
 // renew is a flight that rebuilds the entry, whatever is there.
-func (c *Cache[V]) renew(f *flight[V], load LoaderFunc[V]) (Result[V], error) {
+func (c *Cache[V]) renew(f *flight[V], p *plan[V]) (Result[V], error) {
 	keys := c.keys(f.Key())
-	read, err := c.read(f.Context(), f, keys)
+	read, err := c.read(f.Context(), f, keys, p)
 	switch {
 	case f.Context().Err() != nil: // no fault of Redis: the gate closes
 		return Result[V]{}, context.Cause(f.Context())
 	case err != nil:
 		c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: err})
-		return c.unlocked(f, load, keepCopy)
+		return c.unlocked(f, p, keepCopy)
 	case read.newer:
-		return c.unlocked(f, load, keepNothing)
+		return c.unlocked(f, p, keepUnshared)
 	}
-	return c.rebuild(f, keys, read.seen, load)
+	return c.rebuild(f, keys, read, p)
 }
 
 // peek reads an entry from Redis, outside of any flight.
@@ -187,7 +190,7 @@ func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found boo
 	if err != nil {
 		return r, false, fmt.Errorf("herdgate: peek %s %q: %w", c.name, key, err)
 	}
-	read, err := c.interpret(ctx, key, keys, entry)
+	read, err := c.interpret(ctx, key, keys, entry, c.plan(key))
 	if err != nil {
 		return r, false, fmt.Errorf("herdgate: peek %s %q: %w", c.name, key, err)
 	}
@@ -201,7 +204,7 @@ func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found boo
 
 // read gets the entry from Redis and keeps a copy of it. The ticket is taken before
 // the request is sent.
-func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys) (found[V], error) {
+func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *plan[V]) (found[V], error) {
 	if c.gate.store == nil {
 		cp := c.entry(f.Key())
 		if cp == nil {
@@ -218,12 +221,12 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys) (fo
 	if err != nil {
 		return found[V]{}, err
 	}
-	return c.take(ctx, f, keys, entry, t)
+	return c.take(ctx, f, keys, entry, t, p)
 }
 
 // take interprets an entry that was read under a ticket, and keeps a copy.
-func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, t ticket) (found[V], error) {
-	read, err := c.interpret(ctx, f.Key(), keys, entry)
+func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, t ticket, p *plan[V]) (found[V], error) {
+	read, err := c.interpret(ctx, f.Key(), keys, entry, p)
 	if err == nil && read.cp != nil {
 		c.keep(f.Key(), read.cp, t)
 	}
@@ -241,7 +244,7 @@ func (c *Cache[V]) entry(key string) *copied[V] {
 
 // degraded serves a call whose Redis does not answer: a local copy inside its hard
 // expiry, as stale, else an unlocked load.
-func (c *Cache[V]) degraded(f *flight[V], load LoaderFunc[V], cause error) (Result[V], error) {
+func (c *Cache[V]) degraded(f *flight[V], p *plan[V], cause error) (Result[V], error) {
 	if f.Context().Err() != nil { // no fault of Redis: the gate closes
 		return Result[V]{}, context.Cause(f.Context())
 	}
@@ -254,7 +257,7 @@ func (c *Cache[V]) degraded(f *flight[V], load LoaderFunc[V], cause error) (Resu
 			return r, err
 		}
 	}
-	return c.unlocked(f, load, keepCopy)
+	return c.unlocked(f, p, keepCopy)
 }
 
 // failed adds cache and key to the reason why there is no value.

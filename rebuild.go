@@ -14,21 +14,22 @@ import (
 const passFor = time.Second
 
 // acquisition is one request for the lease, and what came of it.
-type acquisition struct {
+type acquisition[V any] struct {
 	remote.Found
-	seen   string // the version that was to be replaced
+	old    found[V] // the entry that is to be replaced
 	claim  lock.Claim
 	ticket ticket
 }
 
 // acquire asks for the lease of a key. The ticket is taken before the request is sent.
-func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, seen string, wait bool) (acquisition, error) {
-	a := acquisition{seen: seen, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
+func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, old found[V], p *plan[V], wait bool) (a acquisition[V], err error) {
+	ctx, end := c.gate.begin(f.Context(), StepAcquire, c.name, f.Key())
+	defer func() { end(err) }()
+	a = acquisition[V]{old: old, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
-	var err error
 	// Not cancelled when the gate closes: what may have been granted must be let go.
-	a.Found, err = c.builds.Acquire(context.WithoutCancel(f.Context()), keys, remote.Acquire{
-		Owner: a.claim.Owner, TTL: c.policy.LockTTL, Seen: seen, Wait: wait,
+	a.Found, err = c.builds.Acquire(context.WithoutCancel(ctx), keys, remote.Acquire{
+		Owner: a.claim.Owner, TTL: p.policy.LockTTL, Seen: old.seen, Wait: wait,
 	})
 	a.claim.Token = a.Nonce
 	switch a.State {
@@ -44,10 +45,10 @@ func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, seen string, wait boo
 }
 
 // rebuild makes the value of a key for which there is nothing to serve but, at most,
-// an entry of version seen: it asks for the lease, builds if it is granted, and
-// otherwise waits for who has it.
-func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load LoaderFunc[V]) (Result[V], error) {
-	if load == nil {
+// an old entry: it asks for the lease, builds if it is granted, and otherwise waits
+// for who has it.
+func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, old found[V], p *plan[V]) (Result[V], error) {
+	if !p.loads() {
 		return Result[V]{}, c.failed(f.Key(), ErrNoLoader)
 	}
 	patience, cancel := context.WithTimeoutCause(f.Context(), f.State.patience, ErrWaitTimeout)
@@ -61,71 +62,71 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, seen string, load Loa
 			err = patience.Err()
 		}
 		if err != nil {
-			return c.impatient(patience, f, load)
+			return c.impatient(patience, f, p)
 		}
-		a, err := c.acquire(f, keys, seen, true)
+		a, err := c.acquire(f, keys, old, p, true)
 		if err != nil {
 			slot.release()
-			return c.degraded(f, load, err)
+			return c.degraded(f, p, err)
 		}
 		switch a.State {
 		case remote.Granted:
-			return c.build(f, keys, a, load, slot)
+			return c.build(f, keys, a, p, slot)
 		case remote.Pass:
-			return c.alone(f, load, slot, keepNothing)
+			return c.alone(f, p, slot, keepNothing)
 		default:
 			slot.release()
 		}
 		var read found[V]
 		switch a.State {
 		case remote.Newer:
-			read, err = c.take(f.Context(), f, keys, a.Entry, a.ticket)
+			read, err = c.take(f.Context(), f, keys, a.Entry, a.ticket, p)
 		case remote.Failed:
 			// Who waited for the load that failed gets its failure; who comes later
 			// waits out what is left of a short back-off.
-			if !fresh || a.Rest > min(max(c.policy.FailureBackoff, c.policy.MinRebuildInterval), until(patience)) {
+			if !fresh || a.Rest > min(max(p.policy.FailureBackoff, p.policy.MinRebuildInterval), until(patience)) {
 				return Result[V]{}, &BackoffError{Cache: c.name, Key: f.Key(), Failures: a.Failures, RetryAfter: a.Rest, Reason: a.Code}
 			}
-			read, err = c.await(patience, f, keys, seen, a.Rest)
+			read, err = c.await(patience, f, keys, old.seen, a.Rest, p)
 		case remote.Held:
 			fresh, outcome = false, OutcomeWaited
-			read, err = c.await(patience, f, keys, seen, a.Rest+askSlack)
+			read, err = c.await(patience, f, keys, old.seen, a.Rest+askSlack, p)
 		case remote.Cooling:
 			fresh, outcome = false, OutcomeWaited
-			read, err = c.await(patience, f, keys, seen, a.Rest)
+			read, err = c.await(patience, f, keys, old.seen, a.Rest, p)
 		default:
 			err = errTooLate
 		}
 		now := c.gate.now()
 		switch {
 		case err != nil && patience.Err() != nil:
-			return c.impatient(patience, f, load)
+			return c.impatient(patience, f, p)
 		case err != nil:
-			return c.degraded(f, load, err)
+			return c.degraded(f, p, err)
 		case read.newer:
-			return c.unlocked(f, load, keepNothing)
-		case read.cp != nil && read.seen != seen && read.cp.servable(now):
+			return c.unlocked(f, p, keepUnshared)
+		case read.cp != nil && read.seen != old.seen && read.cp.servable(now):
 			return read.cp.result(outcome, now)
 		case read.seen != "" || a.State == remote.Newer:
-			seen = read.seen
+			old = read
 		}
 	}
 }
 
 // build runs the loader under a lease and commits what it returns.
-func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load LoaderFunc[V], slot *loadSlot) (Result[V], error) {
+func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition[V], p *plan[V], slot *loadSlot) (Result[V], error) {
 	key := f.Key()
 	// Whatever goes wrong from here, a hook of the user that panics included, the
 	// lease ends.
 	settled := false
 	defer func() {
 		if !settled {
-			c.finish(f, keys, a, remote.Finish{State: remote.FinishFailed, For: c.backoff(a.Failures), Code: "panic"})
+			c.finish(f, keys, a, p, remote.Finish{State: remote.FinishFailed, For: p.policy.backoff(a.Failures), Code: "panic"})
 		}
 	}()
 	give := func(r Result[V], err error) (Result[V], error) {
 		slot.release()
-		c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
+		c.finish(f, keys, a, p, remote.Finish{State: remote.FinishNothing})
 		settled = true
 		return r, err
 	}
@@ -135,61 +136,63 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition, load Loa
 	if c.gate.store == nil {
 		// Without Redis the copy is the entry: one that the flight before stored
 		// between this flight's look at it and its grant is not built again.
-		if cp := c.entry(key); cp != nil && cp.seen != a.seen && c.gate.now() < cp.early {
+		if cp := c.entry(key); cp != nil && cp.seen != a.old.seen && c.gate.now() < cp.early {
 			return give(cp.result(OutcomeLocal, c.gate.now()))
 		}
 	}
-	lease := c.hold(f.Context(), a)
-	got := c.run(f, load, lease, slot)
+	lease := c.hold(f.Context(), a, p)
+	got := c.run(f, p, a.old.cp, lease, slot)
 	lease.stop()
-	r, err := c.conclude(f, keys, a, got)
+	r, err := c.conclude(f, keys, a, p, got)
 	settled = true
 	return r, err
 }
 
 // conclude ends a lease by what its loader has returned.
-func (c *Cache[V]) conclude(f *flight[V], keys remote.Keys, a acquisition, got loaded[V]) (Result[V], error) {
+func (c *Cache[V]) conclude(f *flight[V], keys remote.Keys, a acquisition[V], p *plan[V], got loaded[V]) (Result[V], error) {
 	switch {
 	case got.err == nil || got.missing:
-		return c.commit(f, keys, a, got)
+		return c.commit(f, keys, a, p, got)
 	case errors.Is(got.cause, ErrClosed):
-		c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
+		c.finish(f, keys, a, p, remote.Finish{State: remote.FinishNothing})
 		return Result[V]{}, ErrClosed
 	case errors.Is(got.cause, ErrRevoked), errors.Is(got.cause, lock.ErrLost):
-		c.finish(f, keys, a, remote.Finish{State: remote.FinishNothing})
+		c.finish(f, keys, a, p, remote.Finish{State: remote.FinishNothing})
 		return Result[V]{}, errRestart
 	}
-	c.finish(f, keys, a, remote.Finish{State: remote.FinishFailed, For: c.backoff(a.Failures), Code: failureReason(got.err)})
+	c.finish(f, keys, a, p, remote.Finish{State: remote.FinishFailed, For: p.policy.backoff(a.Failures), Code: failureReason(got.err)})
 	return Result[V]{}, c.failed(f.Key(), got.err)
 }
 
 // commit stores a loaded value, or a not-found, and keeps a copy.
-func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition, got loaded[V]) (Result[V], error) {
+func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition[V], p *plan[V], got loaded[V]) (Result[V], error) {
 	key := f.Key()
 	r := Result[V]{Value: got.value, Outcome: OutcomeLoaded}
 	var err error
 	if got.missing {
 		err = c.failed(key, got.err)
 	}
-	if got.missing && c.policy.NegativeTTL == Off {
+	if got.load.uncacheable || got.missing && p.policy.NegativeTTL == Off && got.load.ttl == 0 {
 		if c.gate.store != nil {
 			c.gate.own.add(a.claim.Owner) // the id of the message that tells of the drop
 		}
-		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor, Drop: true})
+		c.finish(f, keys, a, p, remote.Finish{State: remote.FinishPass, For: passFor, Drop: true})
 		c.invalidate(key)
 		return r, err
 	}
-	life := c.draw(got.content, got.took)
-	made, encodeErr := c.encode(keys, got.content, life)
+	life := got.life(p.policy)
+	made, encodeErr := c.encode(keys, got.content, life, got.load.payload(a.old))
 	if encodeErr != nil {
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: encodeErr})
-		c.finish(f, keys, a, remote.Finish{State: remote.FinishPass, For: passFor})
+		c.finish(f, keys, a, p, remote.Finish{State: remote.FinishPass, For: passFor})
 		return r, err
 	}
-	cp := c.made(got.content, made, life, c.gate.now())
-	stored, storeErr := c.store(context.WithoutCancel(f.Context()), keys, remote.Commit{
-		Claim: a.claim, Cache: c.name, Key: key, Entry: made.entry, PX: life.hard, Interval: c.policy.MinRebuildInterval, Pass: passFor,
+	cp := c.made(got.content, made, life, c.gate.now(), p.policy)
+	ctx, end := c.gate.begin(f.Context(), StepCommit, c.name, key)
+	stored, storeErr := c.store(context.WithoutCancel(ctx), keys, remote.Commit{
+		Claim: a.claim, Cache: c.name, Key: key, Entry: made.entry, PX: life.hard, Interval: p.policy.MinRebuildInterval, Pass: passFor,
 	}, cp, a.ticket)
+	end(storeErr)
 	switch {
 	case storeErr != nil:
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: storeErr})
@@ -231,52 +234,52 @@ func (c *Cache[V]) store(ctx context.Context, keys remote.Keys, commit remote.Co
 
 // finish lets a lease go without an entry, also when the gate has cancelled the
 // flight. If that fails, its TTL ends it.
-func (c *Cache[V]) finish(f *flight[V], keys remote.Keys, a acquisition, how remote.Finish) {
-	how.Claim, how.Cache, how.Key, how.Interval = a.claim, c.name, f.Key(), c.policy.MinRebuildInterval
+func (c *Cache[V]) finish(f *flight[V], keys remote.Keys, a acquisition[V], p *plan[V], how remote.Finish) {
+	how.Claim, how.Cache, how.Key, how.Interval = a.claim, c.name, f.Key(), p.policy.MinRebuildInterval
 	_, _ = c.builds.Finish(context.WithoutCancel(f.Context()), keys, how)
 }
 
 // backoff is the time until the next try after one more failure than before.
-func (c *Cache[V]) backoff(before int) time.Duration {
-	d := c.policy.FailureBackoff
+func (p *Policy) backoff(before int) time.Duration {
+	d := p.FailureBackoff
 	for range before {
-		if d >= c.policy.MaxFailureBackoff/2 {
-			return c.policy.MaxFailureBackoff
+		if d >= p.MaxFailureBackoff/2 {
+			return p.MaxFailureBackoff
 		}
 		d *= 2
 	}
 	return d
 }
 
-// refresh rebuilds the entry of a copy that was just served, behind its callers:
-// one refresh a key and process, and none while one elsewhere, or the mark of a
-// failure, is known to stand. A copy from the local tier is checked with Redis first.
-func (c *Cache[V]) refresh(ctx context.Context, key string, load LoaderFunc[V], cp *copied[V], from Outcome) {
-	if load == nil || c.quiet.holds(key, cp.seen, c.gate.now()) {
-		return
+// refresh rebuilds an entry that was just served, behind its callers: one refresh a
+// key and process, and none while one elsewhere, or the mark of a failure, is known to
+// stand. One from the local tier is checked with Redis first. It returns the flight
+// that does it, nil if there is none.
+func (c *Cache[V]) refresh(ctx context.Context, key string, p *plan[V], served found[V], from Outcome) *flight[V] {
+	if c.quiet.holds(key, served.seen, c.gate.now()) {
+		return nil
 	}
-	c.gate.life.RLock()
-	defer c.gate.life.RUnlock()
-	if !c.gate.closed.Load() {
-		c.refreshes.Join(c.gate.withoutSlot(ctx), key, func(f *flight[V]) (Result[V], error) {
-			return Result[V]{}, c.behind(f, load, cp, from)
-		})
+	f, _, err := c.start(c.gate.withoutSlot(ctx), key, &c.refreshes, func(f *flight[V]) (Result[V], error) {
+		return Result[V]{}, c.behind(f, p, served, from)
+	})
+	if err != nil {
+		return nil // the gate is closed
 	}
+	return f
 }
 
 // behind is the work of a refresh. Its failures are the business of Redis's marks
 // and of the observer; nobody waits for it.
-func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], from Outcome) error {
+func (c *Cache[V]) behind(f *flight[V], p *plan[V], old found[V], from Outcome) error {
 	key := f.Key()
 	keys := c.keys(key)
-	seen := cp.seen
-	if c.quiet.holds(key, seen, c.gate.now()) {
+	if c.quiet.holds(key, old.seen, c.gate.now()) {
 		return nil // the refresh before this one has ended since its caller looked
 	}
-	served := seen // the version that the next hits are served, and come here with
+	served := old.seen // the version that the next hits are served, and come here with
 	quiet := func(d time.Duration) { c.quiet.put(key, served, c.gate.now()+d, c.gate.now()) }
 	if from == OutcomeLocal {
-		read, err := c.read(f.Context(), f, keys)
+		read, err := c.read(f.Context(), f, keys, p)
 		if err != nil || read.newer {
 			quiet(c.gate.options.RedisTimeout)
 			return err
@@ -287,7 +290,7 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], from 
 			}
 			served = read.seen
 		}
-		seen = read.seen
+		old = read
 	}
 	slot, ok := c.gate.trySlot(f.Context())
 	if !ok {
@@ -297,10 +300,10 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], from 
 	// With a local tier the copies of this process would not learn of the new entry
 	// before their next check, so the refresh waits for it in their place.
 	wait := c.copies != nil && c.gate.store != nil
-	a, err := c.acquire(f, keys, seen, wait)
+	a, err := c.acquire(f, keys, old, p, wait)
 	if err == nil && a.State == remote.Granted {
 		c.events.emit(Event{Kind: EventRefresh, Key: key})
-		_, err = c.build(f, keys, a, load, slot)
+		_, err = c.build(f, keys, a, p, slot)
 		return err
 	}
 	slot.release()
@@ -309,12 +312,12 @@ func (c *Cache[V]) behind(f *flight[V], load LoaderFunc[V], cp *copied[V], from 
 		quiet(c.gate.options.RedisTimeout)
 		return err
 	case a.State == remote.Newer:
-		_, err = c.take(f.Context(), f, keys, a.Entry, a.ticket)
+		_, err = c.take(f.Context(), f, keys, a.Entry, a.ticket, p)
 		return err
 	case a.State == remote.Held && wait:
-		patience, cancel := context.WithTimeoutCause(f.Context(), c.policy.WaitTimeout, ErrWaitTimeout)
+		patience, cancel := context.WithTimeoutCause(f.Context(), p.policy.WaitTimeout, ErrWaitTimeout)
 		defer cancel()
-		_, err = c.await(patience, f, keys, seen, a.Rest+askSlack)
+		_, err = c.await(patience, f, keys, old.seen, a.Rest+askSlack, p)
 		return err
 	case a.State == remote.Void:
 		return nil

@@ -26,12 +26,13 @@ const (
 // for none): a wake-up; or rest has passed, and the lease may be asked for again; or
 // a poll finds one that can be served. It returns what it read last. An error is
 // ctx's cause, or that of a read that Redis did not answer.
-func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, seen string, rest time.Duration) (found[V], error) {
+func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, seen string, rest time.Duration, p *plan[V]) (read found[V], err error) {
 	start := c.gate.now()
+	ctx, end := c.gate.begin(ctx, StepWait, c.name, f.Key())
 	defer func() {
 		c.events.emit(Event{Kind: EventWait, Key: f.Key(), Duration: c.gate.now() - start})
+		end(err)
 	}()
-	var read found[V]
 	ask := time.NewTimer(rest + rand.N(askSpread))
 	defer ask.Stop()
 	poll := time.NewTimer(0)
@@ -49,8 +50,7 @@ func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, se
 		case <-ctx.Done():
 			return read, context.Cause(ctx)
 		}
-		var err error
-		read, err = c.read(ctx, f, keys)
+		read, err = c.read(ctx, f, keys, p)
 		if err != nil || woken || read.newer || read.cp != nil && read.seen != seen && read.cp.servable(c.gate.now()) {
 			return read, err
 		}
@@ -67,11 +67,11 @@ func (c *Cache[V]) pollAfter(n int) time.Duration {
 }
 
 // impatient ends a call that has waited for WaitTimeout, or whose gate closes.
-func (c *Cache[V]) impatient(patience context.Context, f *flight[V], load LoaderFunc[V]) (Result[V], error) {
+func (c *Cache[V]) impatient(patience context.Context, f *flight[V], p *plan[V]) (Result[V], error) {
 	err := c.gaveUp(patience, f.Key())
-	if c.policy.AfterWait == LoadAfterWait && errors.Is(err, ErrWaitTimeout) {
+	if p.policy.AfterWait == LoadAfterWait && errors.Is(err, ErrWaitTimeout) {
 		if slot, ok := c.gate.trySlot(patience); ok {
-			return c.alone(f, load, slot, keepNothing)
+			return c.alone(f, p, slot, keepNothing)
 		}
 	}
 	return Result[V]{}, err

@@ -67,15 +67,15 @@ const (
 // Flags say how to read what follows the header.
 type Flags byte
 
-// FlagNegative is the only flag this build writes and reads. The others are reserved: their meaning is fixed, and an
-// entry that carries one is [ErrNewer] here.
+// The flags. FlagS2 and FlagZstd are reserved: their meaning is fixed, and an entry that carries one is [ErrNewer]
+// here.
 const (
 	FlagNegative Flags = 1 << iota // the source has no value for the key; there is no payload
 	FlagS2                         // the payload is compressed with S2
 	FlagZstd                       // the payload is compressed with Zstandard
-	FlagExtended                   // a length-prefixed block stands before the payload
+	FlagExtended                   // a block of tags and token stands before the payload, see [Extended]
 
-	knownFlags = FlagNegative
+	knownFlags = FlagNegative | FlagExtended
 )
 
 // ErrBad is wrapped, with the reason, by every error of [Parse] that means: this is no entry for us, replace it.
@@ -200,7 +200,7 @@ func Parse(entry []byte, want Want) (Header, []byte, error) {
 		err = errHardFirst
 	case h.Early > h.Fresh:
 		err = errEarlyLate
-	case h.Flags&FlagNegative != 0 && len(payload) > 0:
+	case h.Flags&FlagNegative != 0 && h.Flags&FlagExtended == 0 && len(payload) > 0:
 		err = errNegativeFilled
 	}
 	if err != nil {

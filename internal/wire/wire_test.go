@@ -151,7 +151,6 @@ func TestParseNamesTheReasonWhyAnEntryIsBadOrNewer(t *testing.T) {
 		}, ErrBad, errOlderSchema},
 		{"S2", func(e []byte, _ *Want) []byte { e[flagsOffset] = byte(FlagS2); reseal(e); return e }, ErrNewer, errUnknownFlags},
 		{"Zstandard", func(e []byte, _ *Want) []byte { e[flagsOffset] = byte(FlagZstd); reseal(e); return e }, ErrNewer, errUnknownFlags},
-		{"extended", func(e []byte, _ *Want) []byte { e[flagsOffset] = byte(FlagExtended); reseal(e); return e }, ErrNewer, errUnknownFlags},
 		{"a flag of the future", func(e []byte, _ *Want) []byte { e[flagsOffset] = 0x80; reseal(e); return e }, ErrNewer, errUnknownFlags},
 		{"a flag by a flipped bit", func(e []byte, _ *Want) []byte { e[flagsOffset] = 0x80; return e }, ErrBad, errChecksum},
 		{"reserved byte in use", func(e []byte, _ *Want) []byte { e[reservedOffset] = 1; reseal(e); return e }, ErrNewer, errReservedInUse},
