@@ -495,4 +495,3 @@ func (*countingCodec) Unmarshal(data []byte, v any) error {
 	*v.(*string) = string(data)
 	return nil
 }
-

@@ -4,27 +4,35 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func FuzzAPatternMatchesLikeARegularExpression(f *testing.F) {
 	for _, seed := range [][2]string{
-		{"user:*:cart", "user:1:cart"}, {"*", ""}, {"a*b*c", "abbc"}, {"a*a", "a"}, {"**", "x"}, {"", ""},
-		{"*ab*ab", "abab"}, {"*ab*ab", "ab"}, {"x*", "x"}, {"*x", "yx"}, {"a*aba", "ababa"},
+		{"user:*:cart", "user:1:cart"},
+		{"*", ""},
+		{"a*b*c", "abbc"},
+		{"a*a", "a"},
+		{"**", "x"},
+		{"", ""},
+		{"*ab*ab", "abab"},
+		{"*ab*ab", "ab"},
+		{"x*", "x"},
+		{"*x", "yx"},
+		{"a*aba", "ababa"},
 	} {
 		f.Add(seed[0], seed[1])
 	}
 	f.Fuzz(func(t *testing.T, text, key string) {
-		want := regexp.MustCompile(`(?s)\A` + strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, `.*`) + `\z`)
-		if !want.MatchString("") && !isUTF8(text+key) {
+		if !utf8.ValidString(text + key) {
 			return // a regular expression reads runes
 		}
+		want := regexp.MustCompile(`(?s)\A` + strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, `.*`) + `\z`)
 		if got := newPattern(text).matches(key); got != want.MatchString(key) {
 			t.Errorf("%q matches %q: %v", text, key, got)
 		}
 	})
 }
-
-func isUTF8(s string) bool { return strings.ToValidUTF8(s, "") == s }
 
 func TestTheMoreSpecialPatternComesFirst(t *testing.T) {
 	ranked := []string{"user:1", "user:*:cart", "user:*", "u*r:*", "u*", "*:cart", "*"}
