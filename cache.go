@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"slices"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/local"
@@ -19,7 +20,11 @@ type Cache[V any] struct {
 	policy *Policy
 	common plan[V] // of the keys that no rule is for
 	rules  *Mux[V] // nil: there are none
-	hooks  settings[V]
+	hooks  hooks[V]
+
+	tagged     bool // its entries may have tags
+	tags       *tagBook
+	generation generation
 
 	builds    builder               // who may load: Redis, or this process alone
 	copies    *local.Map[copied[V]] // nil without a local tier
@@ -105,6 +110,8 @@ func NewLoader[V any](gate *Gate, name string, load Loader[V], policy Policy, op
 		c.common.loader = nil
 		c.rules = mux.clone()
 	}
+	c.tagged = c.mayTag()
+	c.tags = newTagBook(gate.store == nil)
 	inMemory, everywhere := c.inMemory()
 	localTier := inMemory && gate.options.LocalBytes != Off
 	switch {
@@ -126,6 +133,9 @@ func NewLoader[V any](gate *Gate, name string, load Loader[V], policy Policy, op
 	}
 	if err := gate.register(name, c); err != nil {
 		return nil, err
+	}
+	if gate.bus != nil {
+		gate.bus.Kick() // the generation is then known before the first call wants it
 	}
 	return c, nil
 }
@@ -217,6 +227,16 @@ func (c *Cache[V]) inMemory() (some, all bool) {
 	return some, all
 }
 
+// mayTag reports whether an entry may come to have tags: by a policy, or by a loader
+// that is told of its load.
+func (c *Cache[V]) mayTag() bool {
+	may := func(p plan[V]) bool {
+		_, plain := p.loader.(simple[V])
+		return len(p.policy.Tags) > 0 || p.loads() && !plain
+	}
+	return may(c.common) || c.rules != nil && slices.ContainsFunc(c.rules.rules, func(r rule[V]) bool { return may(r.plan) })
+}
+
 // plan is how key is loaded, and under which policy.
 func (c *Cache[V]) plan(key string) *plan[V] {
 	if c.rules != nil {
@@ -240,7 +260,10 @@ func (c *Cache[V]) stripe(key string) *stripe {
 
 // ticket is taken before a request is sent whose value may be kept.
 func (c *Cache[V]) ticket(key string) ticket {
-	return ticket{epoch: c.stripe(key).epoch.Load(), gap: c.gate.gap.current()}
+	// The epoch first: a Clear moves it after the generation.
+	t := ticket{epoch: c.stripe(key).epoch.Load()}
+	t.gap, t.generation = c.gate.gap.current(), c.generation.n.Load()
+	return t
 }
 
 // keep stores a copy in the local tier if its ticket still holds (I2).

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/herdgate/herdgate/internal/remote"
-	"github.com/herdgate/herdgate/internal/wire"
 )
 
 // deletesAtOnce is how many keys of one Delete are under way at once.
@@ -24,12 +23,28 @@ const deletesAtOnce = 16
 // it wraps [ErrNotStored] if Redis had no memory for the value, [ErrRedisTimeout] if
 // Redis did not answer, [ErrClosed], ctx's error, or Redis's. Without Redis a value for
 // which the local tier has no room is not kept, like one that it drops later.
-func (c *Cache[V]) Set(ctx context.Context, key string, value V) error {
+func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...EntryOption) error {
 	p := c.plan(key).policy
-	what := content[V]{value: value, extended: wire.Extended{Tags: p.Tags}}
-	life := p.draw(0)
+	as := loaded[V]{content: content[V]{value: value}, load: Load[V]{key: key}}
+	for _, option := range options {
+		option(&as.load.settings)
+	}
+	if err := as.load.check(p); err != nil {
+		return c.changeError(remote.OpSet, key, err)
+	}
+	generation, err := c.current(ctx)
+	if err != nil {
+		return c.changeError(remote.OpSet, key, err)
+	}
+	what := as.content
+	if what.extended = as.load.extended(p); len(what.extended.Tags) > 0 {
+		if what.extended.TagsAt, err = c.tagsAt(ctx); err != nil {
+			return c.changeError(remote.OpSet, key, err)
+		}
+	}
+	life := as.life(p)
 	keys := c.keys(key)
-	made, err := c.encode(keys, what, life, nil)
+	made, err := c.encode(keys, what, life, generation, nil)
 	if err != nil {
 		return c.changeError(remote.OpSet, key, fmt.Errorf("encode: %w", err))
 	}

@@ -26,15 +26,17 @@ type copied[V any] struct {
 	size int    // bytes that the value counts for
 	seen string // version of the entry
 
-	built time.Duration // when the entry was stored
-	early time.Duration // from when on it is refreshed ahead
-	fresh time.Duration // until when
-	hard  time.Duration // until when it may be served stale
-	check time.Duration // until when it may be served without asking Redis
-	ahead time.Duration // from when on the copy is looked after behind a hit: early, or shortly before check
-	gap   uint64
-	apart bool         // not to be kept in the local tier
-	ask   atomic.Int64 // a hit before this time starts no refresh
+	built  time.Duration // when the entry was stored
+	early  time.Duration // from when on it is refreshed ahead
+	fresh  time.Duration // until when
+	hard   time.Duration // until when it may be served stale
+	check  time.Duration // until when it may be served without asking Redis
+	ahead  time.Duration // from when on the copy is looked after behind a hit: early, or shortly before check
+	gap    uint64
+	apart  bool // not to be kept in the local tier
+	tagged bool
+	turn   atomic.Uint64 // of the cache's tagBook when the tags were found to hold
+	ask    atomic.Int64  // a hit before this time starts no refresh
 }
 
 // content is what an entry says: a value, or that there is none.
@@ -67,7 +69,7 @@ func (cp *copied[V]) age(now time.Duration) time.Duration { return max(0, now-cp
 func (cp *copied[V]) expired(now time.Duration) *copied[V] {
 	hard := min(cp.hard, now+cp.hard-cp.fresh)
 	return &copied[V]{
-		content: cp.content, size: cp.size, seen: cp.seen,
+		content: cp.content, size: cp.size, seen: cp.seen, tagged: cp.tagged,
 		built: cp.built, early: now, ahead: now, fresh: now, hard: hard, check: hard,
 	}
 }
@@ -155,11 +157,11 @@ type encoded struct {
 }
 
 // payload is that of what, if it is known already.
-func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime, payload []byte) (encoded, error) {
+func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime, generation uint64, payload []byte) (encoded, error) {
 	header := wire.Header{
 		Codec:   c.policy.Codec.ID(),
 		Schema:  c.policy.Version,
-		KeyHash: wire.KeyHash(keys.V, 0),
+		KeyHash: wire.KeyHash(keys.V, generation),
 		Fresh:   uint32(l.fresh / time.Millisecond),
 		Hard:    uint32(l.hard / time.Millisecond),
 		Early:   uint32(l.early / time.Millisecond),
@@ -205,6 +207,7 @@ func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duratio
 		cp.size = int(max(0, c.hooks.size(of.value)))
 	}
 	cp.apart = p.LocalTTL == Off
+	cp.tagged = len(of.extended.Tags) > 0
 	cp.check, cp.ahead = cp.hard, cp.early
 	if c.gate.store != nil && c.copies != nil {
 		// A hot copy is checked in the last tenth of its LocalTTL, so that no caller
@@ -227,12 +230,16 @@ type found[V any] struct {
 // interpret reads an entry, which never changes afterwards: a codec may keep parts of
 // it. An error means that its age cannot be told, as Redis does not answer; an entry
 // that cannot be used is no error but absent (I7).
-func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte, p *plan[V]) (found[V], error) {
+func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte, generation uint64, p *plan[V]) (found[V], error) {
 	if entry == nil {
 		return found[V]{}, nil
 	}
 	seen := wire.Seen(entry)
-	header, payload, err := wire.Parse(entry, wire.Want{Codec: c.policy.Codec.ID(), Schema: c.policy.Version, KeyHash: wire.KeyHash(keys.V, 0)})
+	header, payload, err := wire.Parse(entry, wire.Want{Codec: c.policy.Codec.ID(), Schema: c.policy.Version, KeyHash: wire.KeyHash(keys.V, generation)})
+	if errors.Is(err, wire.ErrOther) {
+		c.events.emit(Event{Kind: EventOutdated, Key: key})
+		return found[V]{seen: seen}, nil
+	}
 	if errors.Is(err, wire.ErrNewer) {
 		c.events.emit(Event{Kind: EventNewerEntry, Key: key})
 		return found[V]{seen: seen, newer: true}, nil
@@ -240,6 +247,16 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	what := content[V]{missing: header.Flags&wire.FlagNegative != 0}
 	if err == nil && header.Flags&wire.FlagExtended != 0 {
 		what.extended, payload, err = wire.CutExtended(payload)
+	}
+	if err == nil && len(what.extended.Tags) > 0 {
+		hold, err := c.holds(ctx, what.extended)
+		if err != nil {
+			return found[V]{}, err
+		}
+		if !hold {
+			c.events.emit(Event{Kind: EventOutdated, Key: key})
+			return found[V]{seen: seen}, nil
+		}
 	}
 	if err == nil && !what.missing {
 		what.value, err = singleflight.Protect(func() (v V, err error) {

@@ -89,18 +89,21 @@ func (e *BackoffError) Error() string {
 // Is reports whether target is ErrBackoff.
 func (*BackoffError) Is(target error) bool { return target == ErrBackoff }
 
-// ChangeError says that a change of one key failed: it was not made, or, if no
+// ChangeError says that a change, of one key but for a Clear or tags, failed: it was not made, or, if no
 // answer came, may have been or may still be. Until a change succeeds the old value
 // can be served, also by this process: call again.
 type ChangeError struct {
-	Op    string // "set", "delete" or "expire"
+	Op    string // "set", "delete", "expire", "clear" or "invalidate tags"
 	Cache string
-	Key   string
+	Key   string // with "invalidate tags" these, with "clear" nothing
 	Err   error
 }
 
 // Error implements error.
 func (e *ChangeError) Error() string {
+	if e.Op == string(opClear) {
+		return fmt.Sprintf("herdgate: clear %s: %v", e.Cache, e.Err)
+	}
 	return fmt.Sprintf("herdgate: %s %s %q: %v", e.Op, e.Cache, e.Key, e.Err)
 }
 

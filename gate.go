@@ -59,6 +59,12 @@ type keyspace interface {
 	settled(ctx context.Context) error
 	cancel(cause error)
 	counters() *counters
+
+	cleared(generation uint64)
+	learn(generation, turn uint64)
+	turn() uint64
+	raised(tags []string, number uint64)
+	doubt()
 }
 
 // drainTime is how long Close lets running loads and refreshes finish.
@@ -293,6 +299,38 @@ func (l busListener) Invalidated(m remote.Invalidation) {
 	c.invalidate(m.Key)
 }
 
+// Cleared implements remote.Listener.
+func (l busListener) Cleared(m remote.Cleared) {
+	if c := l.g.cache(m.Cache); c != nil && (m.Instance != l.g.instance || !l.g.own.takes(m.ID)) {
+		c.cleared(m.Generation)
+	}
+}
+
+// TagsRaised implements remote.Listener.
+func (l busListener) TagsRaised(m remote.TagsRaised) {
+	if c := l.g.cache(m.Cache); c != nil && (m.Instance != l.g.instance || !l.g.own.takes(m.ID)) {
+		c.raised(m.Tags, m.Number)
+	}
+}
+
+// Caches implements remote.Listener.
+func (l busListener) Caches() (names []string, told func(generations []uint64)) {
+	l.g.mu.Lock()
+	defer l.g.mu.Unlock()
+	var caches []keyspace
+	var turns []uint64
+	for name, c := range l.g.caches {
+		names, caches, turns = append(names, name), append(caches, c), append(turns, c.turn())
+	}
+	return names, func(generations []uint64) {
+		for i, n := range generations {
+			if n != 0 {
+				caches[i].learn(n, turns[i])
+			}
+		}
+	}
+}
+
 // Woken implements remote.Listener.
 func (l busListener) Woken(cache, key string) {
 	if c := l.g.cache(cache); c != nil {
@@ -311,6 +349,9 @@ func (l busListener) Lost(reason error) {
 // Confirmed implements remote.Listener.
 func (l busListener) Confirmed() {
 	l.g.own.forget() // those of the gap too: if a message still comes, it is of a second copy
+	for _, c := range l.g.all() {
+		c.doubt()
+	}
 	l.g.gap.confirm()
 	l.g.events.emit(Event{Kind: EventBusConfirmed})
 	select {

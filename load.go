@@ -136,6 +136,7 @@ const (
 // alone is unlocked with the slot in hand.
 func (c *Cache[V]) alone(f *flight[V], p *plan[V], slot *loadSlot, keep keeping) (Result[V], error) {
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
+	at := c.tags.sequence()
 	var old *copied[V]
 	if c.copies != nil {
 		old = c.copies.Load(f.Key())
@@ -144,6 +145,7 @@ func (c *Cache[V]) alone(f *flight[V], p *plan[V], slot *loadSlot, keep keeping)
 	switch {
 	case got.err == nil:
 		if !got.load.uncacheable {
+			got.extended.TagsAt = at
 			c.keepAlone(f.Key(), got, keep, t, p)
 		}
 		return Result[V]{Value: got.value, Outcome: OutcomeUnlocked}, nil

@@ -47,12 +47,17 @@ type Load[V any] struct {
 	old *copied[V] // nil: there is none
 	age time.Duration
 
-	ttl, stale  time.Duration // 0: the policy's; stale may be Off
-	tags        []string      // nil: the policy's
+	settings
 	token       string
 	unmodified  bool
 	uncacheable bool
-	err         error
+}
+
+// settings are what an entry has in place of its policy's.
+type settings struct {
+	ttl, stale time.Duration // 0: the policy's; stale may be Off
+	tags       []string      // nil: the policy's
+	err        error         // what makes no sense in them
 }
 
 // Key is the key to load.
@@ -81,7 +86,7 @@ func (l *Load[V]) Token() string {
 // for the next load to ask whether anything has changed: at most 4096 bytes.
 func (l *Load[V]) SetToken(token string) {
 	if len(token) > wire.MaxToken {
-		l.fail("SetToken", fmt.Sprintf("%d bytes", len(token)), fmt.Sprintf("at most %d bytes", wire.MaxToken))
+		l.fail("Load.SetToken", fmt.Sprintf("%d bytes", len(token)), fmt.Sprintf("at most %d bytes", wire.MaxToken))
 	}
 	l.token = token
 }
@@ -91,26 +96,19 @@ func (l *Load[V]) SetToken(token string) {
 // millisecond are cut off. It holds for a not-found, too, in place of
 // Policy.NegativeTTL.
 func (l *Load[V]) SetTTL(ttl time.Duration) {
-	l.ttl = l.duration("SetTTL", ttl)
+	l.setTTL("Load.SetTTL", ttl)
 }
 
 // SetStale sets how long the entry may be served after its TTL, in place of
 // Policy.Stale. At least 1 ms, with fractions of a millisecond cut off, or Off.
 func (l *Load[V]) SetStale(stale time.Duration) {
-	if stale == Off {
-		l.stale = Off
-		return
-	}
-	l.stale = l.duration("SetStale", stale)
+	l.setStale("Load.SetStale", stale)
 }
 
 // SetTags sets what the entry can be invalidated by, see [Cache.InvalidateTags], in
 // place of Policy.Tags: at most 64 tags of 1 to 256 bytes.
 func (l *Load[V]) SetTags(tags ...string) {
-	if want := wire.CheckTags(tags); want != "" {
-		l.fail("SetTags", fmt.Sprintf("%q", tags), want)
-	}
-	l.tags = append([]string{}, tags...) // not nil: it says that there shall be none
+	l.setTags("Load.SetTags", tags)
 }
 
 // NotModified is what a loader returns when the source says that the stored value
@@ -135,22 +133,38 @@ var errNothingOld = errors.New("herdgate: the loader says \"not modified\", but 
 // of the key load for themselves, without waiting for one another.
 func (l *Load[V]) DoNotCache() { l.uncacheable = true }
 
-func (l *Load[V]) duration(setter string, d time.Duration) time.Duration {
-	if d = d.Truncate(time.Millisecond); d <= 0 || d > maxLifetime {
-		l.fail(setter, d, fmt.Sprintf("at least 1ms and at most %v", maxLifetime))
-	}
-	return d
-}
+func (s *settings) setTTL(by string, ttl time.Duration) { s.ttl = s.duration(by, ttl) }
 
-func (l *Load[V]) fail(setter string, value any, want string) {
-	if l.err == nil {
-		l.err = &ConfigError{Field: "Load." + setter, Value: value, Want: want}
+func (s *settings) setStale(by string, stale time.Duration) {
+	if s.stale = Off; stale != Off {
+		s.stale = s.duration(by, stale)
 	}
 }
 
-// check returns what makes no sense in what the loader has set.
-func (l *Load[V]) check(p *Policy) error {
-	ttl, stale := l.ttl, l.stale
+func (s *settings) setTags(by string, tags []string) {
+	if want := wire.CheckTags(tags); want != "" {
+		s.fail(by, fmt.Sprintf("%q", tags), want)
+	}
+	s.tags = append([]string{}, tags...) // not nil: it says that there shall be none
+}
+
+func (s *settings) duration(by string, d time.Duration) time.Duration {
+	whole := d.Truncate(time.Millisecond)
+	if whole <= 0 || whole > maxLifetime {
+		s.fail(by, d, fmt.Sprintf("at least 1ms and at most %v", maxLifetime))
+	}
+	return whole
+}
+
+func (s *settings) fail(by string, value any, want string) {
+	if s.err == nil {
+		s.err = &ConfigError{Field: by, Value: value, Want: want}
+	}
+}
+
+// check returns what makes no sense in the settings.
+func (s *settings) check(p *Policy) error {
+	ttl, stale := s.ttl, s.stale
 	if ttl == 0 {
 		ttl = time.Duration(float64(p.TTL) * (1 + p.Jitter))
 	}
@@ -158,9 +172,9 @@ func (l *Load[V]) check(p *Policy) error {
 		stale = p.Stale
 	}
 	if ttl+stale > maxLifetime {
-		l.fail("SetTTL", ttl, fmt.Sprintf("with the stale window of %v at most %v", stale, maxLifetime))
+		s.fail("the entry's TTL", ttl, fmt.Sprintf("with the stale window of %v at most %v", stale, maxLifetime))
 	}
-	return l.err
+	return s.err
 }
 
 // payload is the encoding of the value, if that is known: of one that was not modified.

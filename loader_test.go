@@ -227,10 +227,10 @@ func TestWhatIsNotToBeCachedIsNot(t *testing.T) {
 func TestASettingThatMakesNoSenseFailsTheLoad(t *testing.T) {
 	for name, set := range map[string]func(*herdgate.Load[string]){
 		"Load.SetTTL is -1s, want at least 1ms":            func(l *herdgate.Load[string]) { l.SetTTL(-time.Second) },
-		"Load.SetTTL is 0s, want at least 1ms":             func(l *herdgate.Load[string]) { l.SetTTL(time.Microsecond) },
+		"Load.SetTTL is 1µs, want at least 1ms":            func(l *herdgate.Load[string]) { l.SetTTL(time.Microsecond) },
 		"Load.SetStale is 0s, want at least 1ms":           func(l *herdgate.Load[string]) { l.SetStale(0) },
 		"Load.SetTTL is 1200h0m0s, want at least 1ms":      func(l *herdgate.Load[string]) { l.SetTTL(1200 * time.Hour) },
-		"Load.SetTTL is 720h0m0s, want with the stale":     func(l *herdgate.Load[string]) { l.SetTTL(720 * time.Hour); l.SetStale(720 * time.Hour) },
+		"the entry's TTL is 720h0m0s, want with the stale": func(l *herdgate.Load[string]) { l.SetTTL(720 * time.Hour); l.SetStale(720 * time.Hour) },
 		"Load.SetTags is [\"\"], want tags of 1 to 256":    func(l *herdgate.Load[string]) { l.SetTags("") },
 		"Load.SetToken is 4097 bytes, want at most 4096 b": func(l *herdgate.Load[string]) { l.SetToken(strings.Repeat("x", 4097)) },
 	} {

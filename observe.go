@@ -66,12 +66,16 @@ const (
 	EventCommitFailed
 	// EventBadPayload: an entry could not be used and counts as missing [Key, Err].
 	EventBadPayload
+	// EventOutdated: an entry is from before a Clear or the invalidation of one of its
+	// tags, or was stored for another key, and counts as missing [Key].
+	EventOutdated
 	// EventNewerEntry: an entry was written by a newer version; it is left alone [Key].
 	EventNewerEntry
 	// EventDegraded: Redis did not answer a read or an acquire, and the call went on
 	// without it [Key, Err].
 	EventDegraded
-	// EventChange: a Set, Delete or Expire took effect [Key].
+	// EventChange: a Set, Delete, Expire, Clear or InvalidateTags took effect [Key; for
+	// tags these, none for a Clear].
 	EventChange
 	// EventChangeFailed: one did not, or it is not known [Key, Err].
 	EventChangeFailed
@@ -88,7 +92,7 @@ func (k EventKind) String() string {
 	return [...]string{
 		"get", "coalesced", "load", "load failed", "abandoned", "refresh", "wait", "wait timeout", "backoff",
 		"lease won", "lease held", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
-		"bad payload", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed", "unknown",
+		"bad payload", "outdated", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed", "unknown",
 	}[min(k, eventKinds)]
 }
 

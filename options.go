@@ -292,9 +292,9 @@ func (c *checker) name(field, s string) {
 }
 
 // Option is a setting of a cache that depends on its V.
-type Option[V any] func(*settings[V])
+type Option[V any] func(*hooks[V])
 
-type settings[V any] struct {
+type hooks[V any] struct {
 	clone func(V) V
 	size  func(V) int64
 }
@@ -302,12 +302,31 @@ type settings[V any] struct {
 // WithClone makes every call return a copy of the cached value, made by clone, for
 // callers that want to change what they get. clone is called concurrently.
 func WithClone[V any](clone func(V) V) Option[V] {
-	return func(s *settings[V]) { s.clone = clone }
+	return func(h *hooks[V]) { h.clone = clone }
 }
 
 // WithSize says how many bytes of memory a value of the local tier counts for.
 // Default: the length of its encoding. size must not be negative; it may be called
 // concurrently.
 func WithSize[V any](size func(V) int64) Option[V] {
-	return func(s *settings[V]) { s.size = size }
+	return func(h *hooks[V]) { h.size = size }
+}
+
+// EntryOption is a setting of one [Cache.Set], in place of what the policy says. One
+// that makes no sense is a *[ConfigError] in the error of Set.
+type EntryOption func(*settings)
+
+// EntryTTL sets how long the value is fresh, see [Load.SetTTL].
+func EntryTTL(ttl time.Duration) EntryOption {
+	return func(s *settings) { s.setTTL("EntryTTL", ttl) }
+}
+
+// EntryStale sets how long it may be served after that, see [Load.SetStale].
+func EntryStale(stale time.Duration) EntryOption {
+	return func(s *settings) { s.setStale("EntryStale", stale) }
+}
+
+// EntryTags sets what it can be invalidated by, see [Load.SetTags].
+func EntryTags(tags ...string) EntryOption {
+	return func(s *settings) { s.setTags("EntryTags", tags) }
 }

@@ -12,7 +12,7 @@ import (
 // hit serves a fresh value of the local tier: no command, no allocation.
 func (c *Cache[V]) hit(key string) (V, bool, error) {
 	if c.copies != nil && !c.gate.closed.Load() {
-		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) {
+		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) && (!cp.tagged || c.tags.holds(cp.extended, &cp.turn)) {
 			if now := c.gate.now(); now < cp.ahead {
 				c.events.got(key, OutcomeLocal, 0, cp.err())
 				if cp.missing {
@@ -56,7 +56,7 @@ func (c *Cache[V]) local(ctx context.Context, key string, p *plan[V]) (r Result[
 	}
 	cp := c.copies.Load(key)
 	now := c.gate.now() // after the load: a copy may be stale from the moment it is stored
-	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check {
+	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check || cp.tagged && !c.tags.holds(cp.extended, &cp.turn) {
 		return r, false, nil
 	}
 	if p.loads() && cp.due(now) {
@@ -182,15 +182,7 @@ func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found boo
 	if c.gate.store == nil {
 		return r, false, nil // the local tier had all there is
 	}
-	keys := c.keys(key)
-	entry, err := c.gate.store.Get(ctx, keys)
-	if errors.Is(err, remote.ErrWrongType) {
-		return r, false, nil // a bad payload is a miss
-	}
-	if err != nil {
-		return r, false, fmt.Errorf("herdgate: peek %s %q: %w", c.name, key, err)
-	}
-	read, err := c.interpret(ctx, key, keys, entry, c.plan(key))
+	read, err := c.look(ctx, key)
 	if err != nil {
 		return r, false, fmt.Errorf("herdgate: peek %s %q: %w", c.name, key, err)
 	}
@@ -202,15 +194,38 @@ func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found boo
 	return r, true, err
 }
 
+// look reads an entry and keeps nothing.
+func (c *Cache[V]) look(ctx context.Context, key string) (found[V], error) {
+	generation, err := c.current(ctx)
+	if err != nil {
+		return found[V]{}, err
+	}
+	keys := c.keys(key)
+	entry, err := c.gate.store.Get(ctx, keys)
+	if errors.Is(err, remote.ErrWrongType) {
+		return found[V]{}, nil // a bad payload is a miss
+	}
+	if err != nil {
+		return found[V]{}, err
+	}
+	return c.interpret(ctx, key, keys, entry, generation, c.plan(key))
+}
+
 // read gets the entry from Redis and keeps a copy of it. The ticket is taken before
 // the request is sent.
 func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *plan[V]) (found[V], error) {
 	if c.gate.store == nil {
 		cp := c.entry(f.Key())
-		if cp == nil {
+		switch {
+		case cp == nil:
 			return found[V]{}, nil
+		case cp.tagged && !c.tags.holds(cp.extended, &cp.turn):
+			return found[V]{seen: cp.seen}, nil
 		}
 		return found[V]{cp: cp, seen: cp.seen}, nil
+	}
+	if _, err := c.current(ctx); err != nil {
+		return found[V]{}, err
 	}
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	entry, err := c.gate.store.Get(ctx, keys)
@@ -226,7 +241,7 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *
 
 // take interprets an entry that was read under a ticket, and keeps a copy.
 func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, t ticket, p *plan[V]) (found[V], error) {
-	read, err := c.interpret(ctx, f.Key(), keys, entry, p)
+	read, err := c.interpret(ctx, f.Key(), keys, entry, t.generation, p)
 	if err == nil && read.cp != nil {
 		c.keep(f.Key(), read.cp, t)
 	}
@@ -251,13 +266,19 @@ func (c *Cache[V]) degraded(f *flight[V], p *plan[V], cause error) (Result[V], e
 	c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: cause})
 	if c.copies != nil {
 		cp := c.copies.Load(f.Key())
-		if now := c.gate.now(); cp != nil && cp.servable(now) {
+		if now := c.gate.now(); cp != nil && cp.servable(now) && !c.invalid(cp) {
 			r, err := cp.result(OutcomeStale, now)
 			r.Stale = true
 			return r, err
 		}
 	}
 	return c.unlocked(f, p, keepCopy)
+}
+
+// invalid reports whether a copy is known to have an invalidated tag.
+func (c *Cache[V]) invalid(cp *copied[V]) bool {
+	outdated, _ := c.tags.outdates(cp.extended)
+	return outdated
 }
 
 // failed adds cache and key to the reason why there is no value.

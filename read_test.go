@@ -313,7 +313,7 @@ func TestAMarkStopsRefreshesAlsoIfTheEntryIsGone(t *testing.T) { // I5, I12
 		}, herdgate.Policy{TTL: time.Second, Stale: time.Hour, LocalTTL: time.Minute, FailureBackoff: 10 * time.Second})
 		get(w.T, c, "k")
 		fail.Store(true)
-		w.connect().FlushAll(w.Context())
+		w.connect().Del(w.Context(), "test:v:things:{k}", "test:b:things:{k}")
 		w.pass(2 * time.Second)
 		count.n.Store(0)
 		for range 800 {

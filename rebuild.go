@@ -19,6 +19,7 @@ type acquisition[V any] struct {
 	old    found[V] // the entry that is to be replaced
 	claim  lock.Claim
 	ticket ticket
+	tagsAt uint64 // the number to store tags with
 }
 
 // acquire asks for the lease of a key. The ticket is taken before the request is sent.
@@ -27,6 +28,11 @@ func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, old found[V], p *plan
 	defer func() { end(err) }()
 	a = acquisition[V]{old: old, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
+	if c.tagged {
+		if a.tagsAt, err = c.tagsAt(ctx); err != nil {
+			return a, err
+		}
+	}
 	// Not cancelled when the gate closes: what may have been granted must be let go.
 	a.Found, err = c.builds.Acquire(context.WithoutCancel(ctx), keys, remote.Acquire{
 		Owner: a.claim.Owner, TTL: p.policy.LockTTL, Seen: old.seen, Wait: wait,
@@ -181,7 +187,8 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition[V], p *p
 		return r, err
 	}
 	life := got.life(p.policy)
-	made, encodeErr := c.encode(keys, got.content, life, got.load.payload(a.old))
+	got.extended.TagsAt = a.tagsAt
+	made, encodeErr := c.encode(keys, got.content, life, a.ticket.generation, got.load.payload(a.old))
 	if encodeErr != nil {
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: encodeErr})
 		c.finish(f, keys, a, p, remote.Finish{State: remote.FinishPass, For: passFor})

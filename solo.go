@@ -97,6 +97,17 @@ func (s *solo) Change(_ context.Context, keys remote.Keys, c remote.Change) (rem
 	return remote.Done, nil
 }
 
+// clear takes all leases away.
+func (s *solo) clear(interval time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, b := range s.builds {
+		if b.state == remote.Held {
+			s.builds[key] = b.cooling(interval, b.failures)
+		}
+	}
+}
+
 // end replaces the lease of nonce; false if it is not held.
 func (s *solo) end(key string, nonce uint64, by func(b build, now time.Duration) build) bool {
 	s.mu.Lock()

@@ -40,10 +40,11 @@ type Stats struct {
 	CommitsFailed  uint64 // not encoded, not sent, or not kept by Redis
 
 	BadPayloads   uint64 // entries that could not be used
+	Outdated      uint64 // entries from before a Clear, or the invalidation of a tag
 	NewerEntries  uint64 // entries of a newer version of the code
 	Degraded      uint64 // flights that Redis did not answer
-	Changes       uint64 // of Set, Delete and Expire: keys changed
-	ChangesFailed uint64 // keys whose change failed
+	Changes       uint64 // keys that were Set, Deleted or Expired, Clears, and invalidations of tags
+	ChangesFailed uint64 // those that failed
 	BusLost       uint64 // times that messages may have been lost; gate only
 	BusConfirmed  uint64 // times that the subscription was confirmed; gate only
 }
@@ -134,6 +135,7 @@ func (t *totals) stats() Stats {
 		CommitsFailed:  t.kinds[EventCommitFailed],
 
 		BadPayloads:   t.kinds[EventBadPayload],
+		Outdated:      t.kinds[EventOutdated],
 		NewerEntries:  t.kinds[EventNewerEntry],
 		Degraded:      t.kinds[EventDegraded],
 		Changes:       t.kinds[EventChange],

@@ -21,8 +21,9 @@ type stripe struct {
 // locally. It is taken before the request is sent: whatever changes after that,
 // the value may be from before it.
 type ticket struct {
-	epoch uint64 // of the key's stripe
-	gap   uint64
+	epoch      uint64 // of the key's stripe
+	gap        uint64
+	generation uint64 // of the cache
 }
 
 // gapCounter counts the stretches of time without loss on the bus: even while the

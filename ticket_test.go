@@ -141,6 +141,7 @@ func TestASetDoesNotKeepItsValueIfAnotherChangeCameBetween(t *testing.T) { // I2
 			o.RedisTimeout = time.Minute
 		}), nil, herdgate.Policy{})
 		b := newCache[string](w.T, w.gate(), nil, herdgate.Policy{})
+		synctest.Wait() // the generation is known
 		h.arm()
 		done := make(chan error, 1)
 		go func() { done <- a.Set(w.Context(), "k", "first") }()

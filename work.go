@@ -64,6 +64,13 @@ func (w *work) outdate() (detach bool) {
 	return detach
 }
 
+// busy reports whether the flight reads or loads: what it has may be from before now.
+func (w *work) busy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.idle
+}
+
 // stand makes the loader of this flight run to its end whatever changes.
 func (w *work) stand() {
 	w.mu.Lock()

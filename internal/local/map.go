@@ -85,6 +85,17 @@ func (m *Map[C]) Delete(key string) {
 	}
 }
 
+// Each calls visit with every key that had a content when Each was called and has one
+// still, and perhaps with others that got one since. visit may call any method.
+func (m *Map[C]) Each(visit func(key string)) {
+	m.index.Range(func(key string, s *slot[C]) bool {
+		if s.content.Load() != nil {
+			visit(key)
+		}
+		return true
+	})
+}
+
 // Len returns the number of entries with a content.
 func (m *Map[C]) Len() int { return int(m.count.Load()) }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -20,16 +21,40 @@ type Invalidation struct {
 	Key      string
 }
 
+// Cleared is a new generation as the bus tells it.
+type Cleared struct {
+	Instance, ID string // as for Invalidation
+	Cache        string
+	Generation   uint64
+}
+
+// TagsRaised is an invalidation of tags as the bus tells it.
+type TagsRaised struct {
+	Instance, ID string // as for Invalidation
+	Cache        string
+	Tags         []string
+	Number       uint64
+}
+
 // Listener is told what comes over the bus, by one goroutine, in order.
 type Listener interface {
 	// Invalidated: a change was made, by this instance or another one.
 	Invalidated(Invalidation)
+	// Cleared: a generation of a cache began.
+	Cleared(Cleared)
+	// TagsRaised: what has one of the tags is invalid if it is from before the number.
+	TagsRaised(TagsRaised)
 	// Woken: a lease of the key ended that somebody waited for.
 	Woken(cache, key string)
 	// Lost: messages may have been lost since the last Confirmed.
 	Lost(reason error)
 	// Confirmed: the server has confirmed the subscription; what is sent from now on arrives.
 	Confirmed()
+
+	// Caches names the caches whose generations are to be read with each heartbeat, and
+	// Generations is told them, 0 for one that could not be read; by another goroutine
+	// than the rest. Between the two calls nothing may be taken for newer than the reply.
+	Caches() (names []string, told func(generations []uint64))
 }
 
 const (
@@ -51,6 +76,7 @@ type Bus struct {
 	store    *Store
 	listener Listener
 	beats    string // channel of this instance's heartbeat
+	kick     chan struct{} // asks for a heartbeat now
 	stop     context.CancelFunc
 	wg       sync.WaitGroup
 }
@@ -58,7 +84,7 @@ type Bus struct {
 // Listen starts the bus. ctx lends its values; the bus ends with Close.
 func (s *Store) Listen(ctx context.Context, l Listener) *Bus {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	b := &Bus{store: s, listener: l, beats: s.namespace + ":" + s.instance, stop: stop}
+	b := &Bus{store: s, listener: l, beats: s.namespace + ":" + s.instance, kick: make(chan struct{}, 1), stop: stop}
 	b.wg.Go(func() { b.receive(ctx) })
 	b.wg.Go(func() { b.beat(ctx) })
 	return b
@@ -71,16 +97,24 @@ func (b *Bus) Close() {
 	b.wg.Wait()
 }
 
+// Kick makes the next heartbeat come now, with the generations of the caches.
+func (b *Bus) Kick() {
+	select {
+	case b.kick <- struct{}{}:
+	default:
+	}
+}
+
 func (b *Bus) beat(ctx context.Context) {
 	tick := time.NewTicker(heartbeatEvery)
 	defer tick.Stop()
 	for {
 		// A failure needs no handling: the heartbeat then does not come back.
-		_, _ = bounded(ctx, b.store, func(ctx context.Context) (int64, error) {
-			return b.store.rdb.Publish(ctx, b.beats, "H").Result()
-		})
+		caches, told := b.listener.Caches()
+		told(b.store.beat(ctx, b.beats, caches))
 		select {
 		case <-tick.C:
+		case <-b.kick:
 		case <-ctx.Done():
 			return
 		}
@@ -194,6 +228,19 @@ func (b *Bus) dispatch(message string) {
 	case "I":
 		if f := strings.SplitN(rest, " ", 5); len(f) == 5 {
 			b.listener.Invalidated(Invalidation{Instance: f[0], ID: f[1], Op: Op(f[2]), Cache: f[3], Key: f[4]})
+		}
+	case "G":
+		if f := strings.Split(rest, " "); len(f) == 4 {
+			if n, err := strconv.ParseUint(f[3], 10, 64); err == nil {
+				b.listener.Cleared(Cleared{Instance: f[0], ID: f[1], Cache: f[2], Generation: n})
+			}
+		}
+	case "T":
+		if f := strings.SplitN(rest, " ", 4); len(f) == 4 {
+			tags, number, _ := cutTags(f[3])
+			if n, err := strconv.ParseUint(number, 10, 64); err == nil {
+				b.listener.TagsRaised(TagsRaised{Instance: f[0], ID: f[1], Cache: f[2], Tags: tags, Number: n})
+			}
 		}
 	case "W":
 		if cache, key, ok := strings.Cut(rest, " "); ok {

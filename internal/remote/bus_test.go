@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,9 +21,13 @@ import (
 type heard chan string
 
 func (h heard) Invalidated(i Invalidation) { h <- fmt.Sprintf("invalidated %q", i) }
+func (h heard) Cleared(m Cleared)          { h <- fmt.Sprintf("%+v", m) }
+func (h heard) TagsRaised(m TagsRaised)    { h <- fmt.Sprintf("%+v", m) }
 func (h heard) Woken(cache, key string)    { h <- fmt.Sprintf("woken %q %q", cache, key) }
 func (h heard) Lost(reason error)          { h <- "lost: " + reason.Error() }
 func (h heard) Confirmed()                 { h <- "confirmed" }
+
+func (h heard) Caches() ([]string, func([]uint64)) { return nil, func([]uint64) {} }
 
 // next is what was told next. "lost" stands for a loss for any reason.
 func (h heard) expect(tb testing.TB, want string) {
@@ -206,8 +211,16 @@ func (d deaf) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (deaf) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+func (d deaf) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if d.on.Load() {
+			cmds = slices.DeleteFunc(slices.Clone(cmds), func(cmd redis.Cmder) bool { return cmd.Name() == "publish" })
+		}
+		if len(cmds) == 0 {
+			return nil
+		}
+		return next(ctx, cmds)
+	}
 }
 
 func TestALossIsToldWithinTwoHeartbeats(t *testing.T) {

@@ -29,6 +29,12 @@ var finishSource string
 //go:embed scripts/change.lua
 var changeSource string
 
+//go:embed scripts/generation.lua
+var generationSource string
+
+//go:embed scripts/tags.lua
+var tagsSource string
+
 // script is one Lua script and the hash its server gave it. The hash is not
 // computed here: SHA-1 panics where only FIPS 140 algorithms are allowed.
 type script struct {

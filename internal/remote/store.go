@@ -34,6 +34,9 @@ type Store struct {
 	finish    *script
 	change    *script
 
+	generation *script
+	tags       *script
+
 	calls sync.WaitGroup // commands in flight, given up on or not
 
 	mu     sync.Mutex
@@ -57,6 +60,9 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		commit:    newScript("commit", commitSource),
 		finish:    newScript("finish", finishSource),
 		change:    newScript("change", changeSource),
+
+		generation: newScript("generation", generationSource),
+		tags:       newScript("tags", tagsSource),
 	}
 }
 
@@ -64,7 +70,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 // (each script then travels whole once), so a failure is the caller's to judge.
 func (s *Store) Load(ctx context.Context) error {
 	_, err := bounded(ctx, s, func(ctx context.Context) (struct{}, error) {
-		for _, sc := range []*script{s.acquire, s.renew, s.commit, s.finish, s.change} {
+		for _, sc := range []*script{s.acquire, s.renew, s.commit, s.finish, s.change, s.generation, s.tags} {
 			if err := sc.load(ctx, s.rdb); err != nil {
 				return struct{}{}, err
 			}

@@ -37,6 +37,8 @@ func NewBubbleRedis(t *testing.T) (*miniredis.Miniredis, func(opts ...func(*redi
 	// beside a Close, and one after it would bring it back.
 	var mu sync.Mutex
 	ended := false
+	// After the rest: a dial that a client has given up on ends by itself, in no time here.
+	t.Cleanup(func() { time.Sleep(time.Minute) })
 	t.Cleanup(func() {
 		mu.Lock()
 		defer mu.Unlock()

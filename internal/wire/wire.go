@@ -85,12 +85,14 @@ var ErrBad = errors.New("wire: not a usable entry")
 // entry. It is a miss, and this instance must not overwrite it.
 var ErrNewer = errors.New("wire: entry of a newer instance")
 
+// ErrOther wraps [ErrBad]: the entry is of another key, or of another generation of its cache, as after a Clear.
+var ErrOther = fmt.Errorf("%w: it belongs to another key or to a cleared generation", ErrBad)
+
 // The reasons are made once, so that a Redis full of garbage costs no allocations.
 var (
 	errNoMagic        = fmt.Errorf("%w: the magic is missing", ErrBad)
 	errTruncated      = fmt.Errorf("%w: shorter than its header", ErrBad)
 	errFormat         = fmt.Errorf("%w: format 0 does not exist", ErrBad)
-	errKey            = fmt.Errorf("%w: it belongs to another key or to a cleared generation", ErrBad)
 	errChecksum       = fmt.Errorf("%w: the checksum does not match", ErrBad)
 	errOlderSchema    = fmt.Errorf("%w: older schema", ErrBad)
 	errCodec          = fmt.Errorf("%w: made by another codec", ErrBad)
@@ -183,7 +185,7 @@ func Parse(entry []byte, want Want) (Header, []byte, error) {
 	var err error
 	switch {
 	case h.KeyHash != want.KeyHash:
-		err = errKey
+		err = ErrOther
 	case binary.BigEndian.Uint32(entry[checksumOffset:]) != checksum(entry, payload):
 		err = errChecksum
 	case h.Schema > want.Schema:

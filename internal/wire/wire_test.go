@@ -135,8 +135,8 @@ func TestParseNamesTheReasonWhyAnEntryIsBadOrNewer(t *testing.T) {
 			e[formatOffset]++
 			return e[:VersionOffset+VersionSize-1]
 		}, ErrBad, errTruncated},
-		{"another key", func(e []byte, w *Want) []byte { w.KeyHash++; return e }, ErrBad, errKey},
-		{"another key's newer schema", func(e []byte, w *Want) []byte { w.KeyHash++; w.Schema--; return e }, ErrBad, errKey},
+		{"another key", func(e []byte, w *Want) []byte { w.KeyHash++; return e }, ErrBad, ErrOther},
+		{"another key's newer schema", func(e []byte, w *Want) []byte { w.KeyHash++; w.Schema--; return e }, ErrBad, ErrOther},
 		{"bad checksum", func(e []byte, _ *Want) []byte { e[checksumOffset]++; return e }, ErrBad, errChecksum},
 		{"changed payload", func(e []byte, _ *Want) []byte { e[HeaderSize]++; return e }, ErrBad, errChecksum},
 		{"newer schema", func(e []byte, w *Want) []byte { w.Schema--; return e }, ErrNewer, errNewerSchema},

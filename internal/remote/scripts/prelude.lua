@@ -45,5 +45,11 @@ end
 
 local function rest(key, nonce, count, ms) leave(key, 'C ' .. nonce .. ' ' .. count, ms) end
 
+local function digits(n) return string.format('%.0f', n) end
+
+local function number(reply) -- what a key of ours says, nil for absent or foreign
+  return type(reply) == 'string' and string.match(reply, '^%d+$') and tonumber(reply) or nil
+end
+
 local function failed(reply) return type(reply) == 'table' and reply.err ~= nil end
 

@@ -1,0 +1,62 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A generation is a number that goes into the hash of every entry of a cache: with
+// another one none of the old entries matches. It only rises, so that a message or a
+// command that comes twice, or late, undoes nothing.
+
+func (s *Store) generationKey(cache string) string { return s.namespace + ":g:" + cache }
+
+// Generation reads the generation of a cache; one that has none, or whose key was
+// lost, gets one.
+func (s *Store) Generation(ctx context.Context, cache string) (uint64, error) {
+	return s.runGeneration(ctx, cache, "read", "")
+}
+
+// Clear begins a generation of a cache, and tells everybody. It may be sent twice.
+func (s *Store) Clear(ctx context.Context, cache, id string) (uint64, error) {
+	return s.runGeneration(ctx, cache, "clear", "G "+s.instance+" "+id+" "+cache+" ")
+}
+
+func (s *Store) runGeneration(ctx context.Context, cache, op, message string) (uint64, error) {
+	return retried(ctx, s, func(ctx context.Context) (uint64, error) {
+		v, err := s.generation.run(ctx, s.rdb, again, []string{s.generationKey(cache)}, op, s.channel, message)
+		if err != nil {
+			return 0, err
+		}
+		r := newReply(v)
+		return uint64(r.integer(0)), r.err
+	})
+}
+
+// beat publishes a heartbeat on a channel and reads the generations of caches, in one
+// step; those that are not there begin. Those that could not be read are 0.
+func (s *Store) beat(ctx context.Context, channel string, caches []string) []uint64 {
+	generations := make([]uint64, len(caches))
+	read, _ := bounded(ctx, s, func(ctx context.Context) ([]*redis.StringCmd, error) {
+		pipe := s.rdb.Pipeline()
+		pipe.Publish(ctx, channel, "H")
+		gets := make([]*redis.StringCmd, len(caches))
+		for i, cache := range caches {
+			gets[i] = pipe.Get(ctx, s.generationKey(cache))
+		}
+		_, err := pipe.Exec(ctx)
+		return gets, err
+	})
+	for i, get := range read {
+		switch err := get.Err(); {
+		case err == nil:
+			generations[i], _ = strconv.ParseUint(get.Val(), 10, 64)
+		case errors.Is(err, redis.Nil):
+			generations[i], _ = s.Generation(ctx, caches[i])
+		}
+	}
+	return generations
+}

@@ -1,0 +1,17 @@
+-- generation: read the generation of a cache, or begin another.
+--
+-- KEYS  1 generation   a number that only rises, also over its own loss: server µs
+-- ARGV  1 op           'read' | 'clear'
+--       2 channel      3 message, to which the new number is added; op 'clear' only
+-- reply {generation, now µs}
+local now, stamp = clock()
+local last = number(redis.pcall('GET', KEYS[1]))
+if ARGV[1] == 'read' and last then return {digits(last), stamp} end
+
+local new = digits(math.max(now, (last or 0) + 1))
+redis.call('SET', KEYS[1], new)
+if ARGV[1] == 'clear' then
+  local told = redis.pcall('PUBLISH', ARGV[2], ARGV[3] .. new)
+  if failed(told) then return told end
+end
+return {new, stamp}

@@ -1,0 +1,73 @@
+package remote
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// tagKeys are the sequence of a cache's tags and the keys of tags, all in one slot.
+func (s *Store) tagKeys(cache string, tags []string) []string {
+	sequence := s.namespace + ":t:{" + cache + "}"
+	keys := make([]string, 1, 1+len(tags))
+	keys[0] = sequence
+	for _, tag := range tags {
+		keys = append(keys, sequence+":"+tag)
+	}
+	return keys
+}
+
+// Tags reads the number of a cache's tag sequence and those of tags, in their order.
+// A tag is kept for life from now on; one that is not there gets the number of the
+// sequence, as nothing tells any more when it was last invalidated.
+func (s *Store) Tags(ctx context.Context, cache string, tags []string, life time.Duration) (sequence uint64, numbers []uint64, err error) {
+	return s.runTags(ctx, cache, tags, "read", life, "")
+}
+
+// RaiseTags invalidates what has one of the tags, and tells everybody. It may be sent
+// twice. It returns the number that the tags have from now on.
+func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, life time.Duration) (uint64, error) {
+	message := "T " + s.instance + " " + id + " " + cache + " "
+	for _, tag := range tags {
+		message += strconv.Itoa(len(tag)) + ":" + tag
+	}
+	sequence, _, err := s.runTags(ctx, cache, tags, "raise", life, message+" ")
+	return sequence, err
+}
+
+func (s *Store) runTags(ctx context.Context, cache string, tags []string, op string, life time.Duration, message string) (sequence uint64, numbers []uint64, err error) {
+	px := millis(life)
+	numbers, err = retried(ctx, s, func(ctx context.Context) ([]uint64, error) {
+		v, err := s.tags.run(ctx, s.rdb, again, s.tagKeys(cache, tags), op, px, s.channel, message)
+		if err != nil {
+			return nil, err
+		}
+		r := newReply(v)
+		numbers := make([]uint64, 1+len(tags))
+		for i := range numbers {
+			numbers[i] = uint64(r.integer(i))
+		}
+		return numbers, r.err
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	return numbers[0], numbers[1:], nil
+}
+
+// cutTags reads the tags at the front of a message.
+func cutTags(message string) (tags []string, rest string, ok bool) {
+	for {
+		length, after, found := strings.Cut(message, ":")
+		if !found || strings.HasPrefix(message, " ") {
+			rest, ok = strings.CutPrefix(message, " ")
+			return tags, rest, ok
+		}
+		n, err := strconv.Atoi(length)
+		if err != nil || n < 0 || n > len(after) {
+			return nil, "", false
+		}
+		tags, message = append(tags, after[:n]), after[n:]
+	}
+}

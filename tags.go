@@ -1,0 +1,225 @@
+package herdgate
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/internal/wire"
+)
+
+// InvalidateTags removes every value that has at least one of the tags (Policy.Tags,
+// [Load.SetTags], [EntryTags]), and every remembered not-found, at the cost of one
+// command, however many there are. It is as exact as [Cache.Delete] of each of the
+// keys: see [Cache.Set] for what a nil error promises, and for the errors. A load that
+// began before is not served to calls that begin after, whatever tags its loader sets
+// in the end.
+func (c *Cache[V]) InvalidateTags(ctx context.Context, tags ...string) error {
+	names := strings.Join(tags, ", ")
+	if !c.gate.enter() {
+		return c.changeError(opTags, names, ErrClosed)
+	}
+	defer c.gate.calls.Done()
+	if err := ctx.Err(); err != nil {
+		return c.changeError(opTags, names, err)
+	}
+	for some := range slices.Chunk(tags, wire.MaxTags) {
+		if want := wire.CheckTags(some); want != "" {
+			return c.changeError(opTags, names, &ConfigError{Field: "tags", Value: names, Want: want})
+		}
+		if err := c.raise(ctx, some); err != nil {
+			c.events.emit(Event{Kind: EventChangeFailed, Key: names, Err: err})
+			return c.changeError(opTags, names, err)
+		}
+	}
+	c.events.emit(Event{Kind: EventChange, Key: names})
+	return nil
+}
+
+const opTags remote.Op = "invalidate tags"
+
+func (c *Cache[V]) raise(ctx context.Context, tags []string) error {
+	if c.gate.store == nil {
+		c.raised(tags, c.tags.next())
+		return nil
+	}
+	id := randomHex(8)
+	c.gate.own.add(id)
+	n, err := c.gate.store.RaiseTags(ctx, c.name, id, tags, c.tagLife())
+	if err != nil {
+		c.gate.own.drop(id)
+		// It may have happened. Which copies have one of the tags is only known by
+		// numbers that are not known now.
+		c.tags.forget()
+		c.wipe()
+		return err
+	}
+	c.raised(tags, n)
+	return nil
+}
+
+// raised is what an invalidation of tags does in this process. Flights that read or
+// load may have one of the tags, and are from before; their loaders run on, since what
+// they load carries the number from before, and mostly other tags.
+func (c *Cache[V]) raised(tags []string, n uint64) {
+	c.tags.raise(tags, n)
+	for _, group := range c.groups() {
+		group.All(func(f *flight[V]) {
+			if f.State.busy() {
+				f.Detach()
+			}
+		})
+	}
+}
+
+// tagLife is how long Redis keeps a tag that nobody asks for. It should outlast the
+// entries: what has a tag that is gone counts as invalid.
+func (c *Cache[V]) tagLife() time.Duration {
+	return max(24*time.Hour, min(2*(c.policy.TTL+c.policy.Stale), maxLifetime))
+}
+
+// tagsAt is the number that what is loaded, or set, from now on is stored with: that of
+// the sequence, or a lower one, which would only invalidate too much.
+func (c *Cache[V]) tagsAt(ctx context.Context) (uint64, error) {
+	if n := c.tags.sequence(); n != 0 || c.gate.store == nil {
+		return n, nil
+	}
+	turn := c.tags.turn.Load()
+	n, _, err := c.gate.store.Tags(ctx, c.name, nil, c.tagLife())
+	if err != nil {
+		return 0, err
+	}
+	c.tags.learn(turn, n, nil, nil)
+	return n, nil
+}
+
+// holds reports whether no tag of a stored entry was invalidated since it was loaded.
+// It asks Redis for the numbers that are not known.
+func (c *Cache[V]) holds(ctx context.Context, x wire.Extended) (bool, error) {
+	if outdated, known := c.tags.outdates(x); outdated || known {
+		return !outdated, nil
+	}
+	turn := c.tags.turn.Load()
+	sequence, numbers, err := c.gate.store.Tags(ctx, c.name, x.Tags, c.tagLife())
+	if err != nil {
+		return false, err
+	}
+	c.tags.learn(turn, sequence, x.Tags, numbers)
+	if slices.ContainsFunc(numbers, func(n uint64) bool { return n > x.TagsAt }) {
+		return false, nil
+	}
+	outdated, _ := c.tags.outdates(x) // by what was told meanwhile
+	return !outdated, nil
+}
+
+// holds reports whether no tag of a copy is known, or may be, to be invalid. It costs
+// nothing while no number has changed since the last time.
+func (t *tagBook) holds(x wire.Extended, seen *atomic.Uint64) bool {
+	turn := t.turn.Load()
+	if seen.Load() == turn {
+		return true
+	}
+	outdated, known := t.outdates(x)
+	if outdated || !known {
+		return false
+	}
+	seen.Store(turn)
+	return true
+}
+
+// maxBook is how many tags a process remembers the number of.
+const maxBook = 1 << 16
+
+// tagBook is what this process knows of the numbers of a cache's tags.
+type tagBook struct {
+	turn atomic.Uint64 // another one each time that a number may have changed; never 0
+
+	mu       sync.Mutex // held while turn changes; protects the fields below
+	seq      uint64     // the highest number known, 0 for none
+	numbers  map[string]uint64
+	complete bool   // without Redis: a tag that is not in numbers has the number floor
+	floor    uint64 // protected by mu
+}
+
+func newTagBook(complete bool) *tagBook {
+	t := &tagBook{complete: complete, numbers: map[string]uint64{}}
+	t.turn.Store(1)
+	return t
+}
+
+// outdates reports whether a tag of x is known to have been invalidated since x was
+// loaded, and otherwise whether all of them are known not to.
+func (t *tagBook) outdates(x wire.Extended) (outdated, known bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	known = true
+	for _, tag := range x.Tags {
+		n, ok := t.numbers[tag]
+		if !ok {
+			n, known = t.floor, known && t.complete
+		}
+		if n > x.TagsAt {
+			return true, true
+		}
+	}
+	return false, known
+}
+
+func (t *tagBook) sequence() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.seq
+}
+
+// next is the number of an invalidation without Redis.
+func (t *tagBook) next() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.seq++
+	return t.seq
+}
+
+// raise takes an invalidation.
+func (t *tagBook) raise(tags []string, n uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turn.Add(1)
+	t.seq = max(t.seq, n)
+	t.put(tags, func(int) uint64 { return n })
+}
+
+// learn takes the reply to a read that was sent at a turn. What was told since then
+// may be newer: the reply's numbers then hold for the one who asked, and are not kept.
+func (t *tagBook) learn(turn, sequence uint64, tags []string, numbers []uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if turn == t.turn.Load() {
+		t.seq = max(t.seq, sequence)
+		t.put(tags, func(i int) uint64 { return numbers[i] })
+	}
+}
+
+// put must be called with mu held.
+func (t *tagBook) put(tags []string, number func(i int) uint64) {
+	if len(t.numbers)+len(tags) > maxBook {
+		clear(t.numbers)
+		t.floor = t.seq
+		t.turn.Add(1) // what was checked against these numbers is to be checked again
+	}
+	for i, tag := range tags {
+		t.numbers[tag] = max(t.numbers[tag], number(i))
+	}
+}
+
+// forget drops all, as messages may have been lost.
+func (t *tagBook) forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.turn.Add(1)
+	t.seq = 0
+	clear(t.numbers)
+}

@@ -1,0 +1,404 @@
+package herdgate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/internal/testutil"
+)
+
+// tagged loads like o and tags each entry with the first letter of its key.
+func tagged(o *origin) rich {
+	return func(ctx context.Context, load *herdgate.Load[string]) (string, error) {
+		v, err := o.load(ctx, load.Key())
+		load.SetTags(load.Key()[:1])
+		return v, err
+	}
+}
+
+func TestClearRemovesTheCacheEverywhereAndNothingElse(t *testing.T) { // C20
+	everywhere(t, func(w *world) {
+		rdb := w.connect()
+		o := newOrigin(0)
+		ga, gb := w.gate(), w.gate()
+		a, b := newCache(w.T, ga, o.load, herdgate.Policy{Stale: time.Hour}), newCache(w.T, gb, o.load, herdgate.Policy{Stale: time.Hour})
+		other, err := herdgate.New(ga, "others", o.load, herdgate.Policy{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		get(w.T, other, "k")
+		rdb.Set(w.Context(), "a stranger's", "value", 0)
+		for i := range 20 {
+			get(w.T, a, fmt.Sprint(i))
+			get(w.T, b, fmt.Sprint(i))
+		}
+		before := o.loads.Load()
+		if err := a.Clear(w.Context()); err != nil {
+			w.Fatal(err)
+		}
+		for i := range 20 {
+			if _, found, err := a.Peek(w.Context(), fmt.Sprint(i)); found || err != nil {
+				w.Errorf("%d is still there: %v", i, err)
+			}
+		}
+		w.until("the other instance has heard of it", func() bool {
+			_, found, _ := b.Peek(w.Context(), "0")
+			return !found
+		})
+		for i := range 20 {
+			if v := get(w.T, b, fmt.Sprint(i)); v == fmt.Sprintf("%d#%d", i, i+2) {
+				w.Errorf("%d has its old value", i)
+			}
+			get(w.T, a, fmt.Sprint(i))
+		}
+		if n := o.loads.Load() - before; n != 20 {
+			w.Errorf("%d loads of 20 keys", n)
+		}
+		if v := get(w.T, other, "k"); v != "k#1" {
+			w.Errorf("another cache has %q", v)
+		}
+		if v := rdb.Get(w.Context(), "a stranger's").Val(); v != "value" {
+			w.Errorf("a stranger has %q", v)
+		}
+	})
+}
+
+func TestAGateWithoutRedisCanBeCleared(t *testing.T) {
+	virtually(t, func(w *world) {
+		o := newOrigin(100 * time.Millisecond)
+		c := newCache(w.T, openGate(w.T, herdgate.Options{}), o.load, herdgate.Policy{MinRebuildInterval: time.Millisecond})
+		get(w.T, c, "k")
+		running := make(chan string)
+		go func() { running <- get(w.T, c, "running") }()
+		synctest.Wait()
+		if err := c.Clear(w.Context()); err != nil {
+			w.Fatal(err)
+		}
+		if v := get(w.T, c, "running"); v == "running#2" {
+			w.Errorf("got %q, whose load began before", v)
+		}
+		<-running
+		if v := get(w.T, c, "k"); v == "k#1" {
+			w.Errorf("got %q", v)
+		}
+	})
+}
+
+func TestALoadFromBeforeAClearIsNotServedAfterIt(t *testing.T) { // I2
+	for _, who := range []string{"the loading instance", "another instance"} {
+		t.Run(who, func(t *testing.T) {
+			everywhere(t, func(w *world) {
+				o := newOrigin(300 * time.Millisecond)
+				a, b := newCache(w.T, w.gate(), o.load, herdgate.Policy{}), newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+				first := make(chan error)
+				go func() {
+					_, err := a.Get(w.Context(), "k")
+					first <- err
+				}()
+				<-o.begun
+				clearer := map[string]*herdgate.Cache[string]{"the loading instance": a, "another instance": b}[who]
+				if err := clearer.Clear(w.Context()); err != nil {
+					w.Fatal(err)
+				}
+				if v := get(w.T, clearer, "k"); v == "k#1" {
+					w.Errorf("got %q", v)
+				}
+				if err := <-first; err != nil {
+					w.Error(err)
+				}
+				for _, c := range []*herdgate.Cache[string]{a, b} {
+					if v := get(w.T, c, "k"); v == "k#1" {
+						w.Errorf("afterwards %q", v)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAClearWhoseMessageIsLostIsNoticedWithTheHeartbeat(t *testing.T) { // I9
+	everywhere(t, func(w *world) {
+		o := newOrigin(0)
+		a := newCache(w.T, w.gate(), o.load, herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour})
+		get(w.T, a, "k")
+		// Another instance's Clear, without its message.
+		w.connect().Set(w.Context(), "test:g:things", "9000000000000000", 0)
+		w.until("it is noticed", func() bool { return get(w.T, a, "k") == "k#2" })
+	})
+}
+
+func TestAGenerationKeyThatWasLostInvalidatesAndNoMore(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newOrigin(0)
+		a, b := newCache(w.T, w.gate(), o.load, herdgate.Policy{}), newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+		get(w.T, a, "k")
+		get(w.T, b, "k")
+		if err := w.connect().Del(w.Context(), "test:g:things").Err(); err != nil {
+			w.Fatal(err)
+		}
+		w.until("both read the new entry", func() bool {
+			return get(w.T, a, "k") == "k#2" && get(w.T, b, "k") == "k#2"
+		})
+	})
+}
+
+func TestTagsInvalidateWhatHasThemEverywhere(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newOrigin(0)
+		a, b := newRich(w.T, w.gate(), tagged(o), herdgate.Policy{Stale: time.Hour}), newRich(w.T, w.gate(), tagged(o), herdgate.Policy{Stale: time.Hour})
+		for _, key := range []string{"a1", "a2", "b1"} {
+			get(w.T, a, key)
+			get(w.T, b, key)
+		}
+		if n := o.loads.Load(); n != 3 {
+			w.Fatalf("%d loads of 3 keys", n)
+		}
+		if err := a.InvalidateTags(w.Context(), "a", "none has this"); err != nil {
+			w.Fatal(err)
+		}
+		for _, key := range []string{"a1", "a2"} {
+			if _, found, err := a.Peek(w.Context(), key); found || err != nil {
+				w.Errorf("%s is still there: %v", key, err)
+			}
+		}
+		w.until("the other instance has heard of it", func() bool {
+			_, found, _ := b.Peek(w.Context(), "a1")
+			return !found
+		})
+		for _, c := range []*herdgate.Cache[string]{b, a} {
+			for key, want := range map[string]bool{"a1": true, "a2": true, "b1": false} {
+				v := get(w.T, c, key)
+				if anew := !strings.HasSuffix(v, "#1") && !strings.HasSuffix(v, "#2") && !strings.HasSuffix(v, "#3"); anew != want {
+					w.Errorf("%s is %q", key, v)
+				}
+			}
+		}
+		if n := o.loads.Load(); n != 5 {
+			w.Errorf("%d loads, want 5", n)
+		}
+	})
+}
+
+func TestTagsWorkWithoutRedis(t *testing.T) {
+	virtually(t, func(w *world) {
+		o := newOrigin(100 * time.Millisecond)
+		c := newRich(w.T, openGate(w.T, herdgate.Options{}), tagged(o), herdgate.Policy{MinRebuildInterval: time.Millisecond})
+		get(w.T, c, "a")
+		get(w.T, c, "b")
+		running := make(chan string)
+		go func() { running <- get(w.T, c, "a2") }()
+		synctest.Wait()
+		if err := c.InvalidateTags(w.Context(), "a"); err != nil {
+			w.Fatal(err)
+		}
+		if v := get(w.T, c, "a2"); v == "a2#3" {
+			w.Errorf("got %q, whose load began before", v)
+		}
+		<-running
+		if a, b := get(w.T, c, "a"), get(w.T, c, "b"); a == "a#1" || b != "b#2" {
+			w.Errorf("got %q and %q", a, b)
+		}
+	})
+}
+
+func TestALoadFromBeforeATagsInvalidationIsNotServedAfterIt(t *testing.T) { // I2 with tags
+	for _, who := range []string{"the loading instance", "another instance"} {
+		t.Run(who, func(t *testing.T) {
+			everywhere(t, func(w *world) {
+				o := newOrigin(300 * time.Millisecond)
+				a, b := newRich(w.T, w.gate(), tagged(o), herdgate.Policy{}), newRich(w.T, w.gate(), tagged(o), herdgate.Policy{})
+				first := make(chan error)
+				go func() {
+					_, err := a.Get(w.Context(), "k")
+					first <- err
+				}()
+				<-o.begun
+				caller := map[string]*herdgate.Cache[string]{"the loading instance": a, "another instance": b}[who]
+				if err := caller.InvalidateTags(w.Context(), "k"); err != nil {
+					w.Fatal(err)
+				}
+				if v := get(w.T, caller, "k"); v == "k#1" {
+					w.Errorf("got %q", v)
+				}
+				if err := <-first; err != nil {
+					w.Error(err)
+				}
+				for _, c := range []*herdgate.Cache[string]{a, b} {
+					w.until("nobody reads the old value", func() bool { return get(w.T, c, "k") != "k#1" })
+				}
+			})
+		})
+	}
+}
+
+func TestTheTagsOfAPolicyHoldForEveryEntry(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newOrigin(0)
+		c, err := herdgate.New(w.gate(), "things", func(ctx context.Context, key string) (string, error) {
+			if key == "none" {
+				o.loads.Add(1)
+				return "", herdgate.ErrNotFound
+			}
+			return o.load(ctx, key)
+		}, herdgate.Policy{Tags: []string{"all"}})
+		if err != nil {
+			w.Fatal(err)
+		}
+		get(w.T, c, "loaded")
+		if _, err := c.Get(w.Context(), "none"); !errors.Is(err, herdgate.ErrNotFound) {
+			w.Fatal(err)
+		}
+		if err := c.Set(w.Context(), "set", "v"); err != nil {
+			w.Fatal(err)
+		}
+		if err := c.InvalidateTags(w.Context(), "all"); err != nil {
+			w.Fatal(err)
+		}
+		for _, key := range []string{"loaded", "none", "set"} {
+			if _, found, err := c.Peek(w.Context(), key); found {
+				w.Errorf("%s is still there: %v", key, err)
+			}
+		}
+	})
+}
+
+func TestAValueIsSetWithALifetimeAndTagsOfItsOwn(t *testing.T) {
+	everywhere(t, func(w *world) {
+		rdb := w.connect()
+		c := newCache[string](w.T, w.gate(), nil, herdgate.Policy{Stale: time.Hour})
+		if err := c.Set(w.Context(), "k", "v", herdgate.EntryTTL(time.Second), herdgate.EntryStale(herdgate.Off), herdgate.EntryTags("t")); err != nil {
+			w.Fatal(err)
+		}
+		if ttl := rdb.PTTL(w.Context(), "test:v:things:{k}").Val(); ttl > time.Second || ttl < 500*time.Millisecond {
+			w.Errorf("it lives for %v", ttl)
+		}
+		if v := get(w.T, c, "k"); v != "v" {
+			w.Errorf("got %q", v)
+		}
+		if err := c.InvalidateTags(w.Context(), "t"); err != nil {
+			w.Fatal(err)
+		}
+		if _, found, _ := c.Peek(w.Context(), "k"); found {
+			w.Error("it is still there")
+		}
+		err := c.Set(w.Context(), "k", "v", herdgate.EntryTTL(-time.Second))
+		if config, ok := errors.AsType[*herdgate.ConfigError](err); !ok || config.Field != "EntryTTL" {
+			w.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestATaggedEntryCostsOneMoreCommandWhereItsTagsAreNotKnown(t *testing.T) { // the cost table
+	everywhere(t, func(w *world) {
+		o := newOrigin(0)
+		load := rich(func(ctx context.Context, load *herdgate.Load[string]) (string, error) {
+			load.SetTags("one", "two", "three")
+			return o.load(ctx, load.Key())
+		})
+		a := newRich(w.T, w.gate(), load, herdgate.Policy{})
+		for _, key := range []string{"1", "2", "3"} {
+			get(w.T, a, key)
+		}
+		rdb := w.connect()
+		count := &counting{}
+		rdb.AddHook(count)
+		b := newRich(w.T, w.gate(func(o *herdgate.Options) { o.Redis = rdb }), load, herdgate.Policy{LocalTTL: time.Hour})
+		commands := func(key string) int64 {
+			before := count.n.Load()
+			get(w.T, b, key)
+			return count.n.Load() - before
+		}
+		commands("1") // also the server's time, and the generation
+		if n := commands("2"); n > 1 {
+			w.Errorf("%d commands where the tags are known", n)
+		}
+		for range 3 {
+			if n := commands("2"); n != 0 {
+				w.Errorf("%d commands for a local hit", n)
+			}
+		}
+		if err := a.InvalidateTags(w.Context(), "three"); err != nil {
+			w.Fatal(err)
+		}
+		w.until("it is loaded anew", func() bool { return get(w.T, b, "2") != "2#2" })
+	})
+}
+
+func TestATagKeyThatWasLostInvalidatesAndNoMore(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newOrigin(0)
+		a := newRich(w.T, w.gate(), tagged(o), herdgate.Policy{})
+		get(w.T, a, "k")
+		if err := a.InvalidateTags(w.Context(), "k"); err != nil {
+			w.Fatal(err)
+		}
+		get(w.T, a, "k") // k#2, with the number of that invalidation
+		rdb := w.connect()
+		rdb.Del(w.Context(), "test:t:{things}:k")
+		b := newRich(w.T, w.gate(), tagged(o), herdgate.Policy{})
+		if v := get(w.T, b, "k"); v != "k#2" {
+			w.Errorf("the sequence is still known, but the other instance reads %q", v)
+		}
+		rdb.Del(w.Context(), "test:t:{things}:k", "test:t:{things}")
+		c := newRich(w.T, w.gate(), tagged(o), herdgate.Policy{})
+		if v := get(w.T, c, "k"); v != "k#3" {
+			w.Errorf("nothing is known any more, but a third instance reads %q", v)
+		}
+		if v := get(w.T, c, "k"); v != "k#3" {
+			w.Errorf("then %q", v)
+		}
+	})
+}
+
+func TestAClearOrAnInvalidationOfTagsThatFailsSaysSoAndDropsTheCopies(t *testing.T) {
+	gate, _, proxy := behindProxy(t)
+	c, err := herdgate.New(gate, "things", newOrigin(0).load, herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour, Tags: []string{"t"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string]func() error{
+		"clear things":               func() error { return c.Clear(t.Context()) },
+		`invalidate tags things "t"`: func() error { return c.InvalidateTags(t.Context(), "t") },
+	} {
+		isLocal(t, c, get(t, c, "k"))
+		release := proxy.HoldRequests(testutil.Command("evalsha"), -1)
+		err := change()
+		change, ok := errors.AsType[*herdgate.ChangeError](err)
+		if !ok || !errors.Is(err, herdgate.ErrRedisTimeout) || !strings.Contains(change.Error(), what) {
+			t.Errorf("got %v", err)
+		}
+		release()
+		testutil.Eventually(t, 5*time.Second, func() bool {
+			r, err := c.Lookup(t.Context(), "k")
+			return err == nil && r.Outcome == herdgate.OutcomeLocal && r.Value != "k#1"
+		}, "another value is local")
+		get(t, c, "k")
+	}
+}
+
+func TestTagsThatCannotBeAreRefused(t *testing.T) {
+	gate := openGate(t, herdgate.Options{})
+	c := newCache[string](t, gate, nil, herdgate.Policy{})
+	if err := c.InvalidateTags(t.Context(), "fine", ""); err == nil || !strings.Contains(err.Error(), "want tags of 1 to 256 bytes") {
+		t.Errorf("got %v", err)
+	}
+	if err := c.InvalidateTags(t.Context()); err != nil {
+		t.Errorf("no tags at all: %v", err)
+	}
+	if _, err := herdgate.New(gate, "more", newOrigin(0).load, herdgate.Policy{Tags: make([]string, 65)}); err == nil {
+		t.Error("a policy with 65 tags was taken")
+	}
+	many := make([]string, 200)
+	for i := range many {
+		many[i] = fmt.Sprint("tag ", i)
+	}
+	if err := c.InvalidateTags(t.Context(), many...); err != nil {
+		t.Errorf("200 tags: %v", err)
+	}
+}
