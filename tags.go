@@ -159,8 +159,12 @@ func (t *tagBook) outdates(x wire.Extended) (outdated, known bool) {
 	known = true
 	for _, tag := range x.Tags {
 		n, ok := t.numbers[tag]
-		if !ok {
-			n, known = t.floor, known && t.complete
+		switch {
+		case !ok && !t.complete:
+			known = false
+			continue
+		case !ok:
+			n = t.floor
 		}
 		if n > x.TagsAt {
 			return true, true

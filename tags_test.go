@@ -402,3 +402,92 @@ func TestTagsThatCannotBeAreRefused(t *testing.T) {
 		t.Errorf("200 tags: %v", err)
 	}
 }
+
+func TestAValueReadBeforeAClearOrATagsInvalidationIsNotUsedAfterIt(t *testing.T) { // I2
+	for what, change := range map[string]func(context.Context, *herdgate.Cache[string]) error{
+		"clear": func(ctx context.Context, c *herdgate.Cache[string]) error { return c.Clear(ctx) },
+		"tags":  func(ctx context.Context, c *herdgate.Cache[string]) error { return c.InvalidateTags(ctx, "k") },
+	} {
+		for _, command := range []string{"get", "evalsha"} {
+			for _, who := range []string{"the same instance", "another instance"} {
+				t.Run(what+"/"+command+"/"+who, func(t *testing.T) {
+					virtually(t, func(w *world) {
+						h := newHolding(command)
+						o := newOrigin(0)
+						policy := herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour, MinRebuildInterval: time.Millisecond}
+						a := newRich(w.T, w.gate(func(o *herdgate.Options) {
+							o.Redis.AddHook(h)
+							o.RedisTimeout = time.Minute
+						}), tagged(o), policy)
+						b := newRich(w.T, w.gate(), tagged(o), policy)
+						if command == "get" {
+							get(w.T, b, "k")
+						}
+						// What is not asked for again: generation, time, and the tag's number.
+						if err := a.Set(w.Context(), "k2", "v", herdgate.EntryTags("k")); err != nil {
+							w.Fatal(err)
+						}
+						get(w.T, a, "k2")
+						h.arm()
+						first := make(chan string, 1)
+						go func() { first <- get(w.T, a, "k") }()
+						synctest.Wait()
+						h.disarm()
+						changer := map[string]*herdgate.Cache[string]{"the same instance": a, "another instance": b}[who]
+						if err := change(w.Context(), changer); err != nil {
+							w.Fatal(err)
+						}
+						synctest.Wait() // the message has arrived
+						second := make(chan string, 1)
+						go func() { second <- get(w.T, a, "k") }()
+						synctest.Wait()
+						h.release()
+						old := "k#1"
+						if v := <-second; v == old && command == "get" {
+							w.Errorf("who asked after it got %q", v)
+						}
+						<-first
+						for range 2 {
+							if v := get(w.T, a, "k"); v == old && command == "get" {
+								w.Errorf("then %q", v)
+							}
+						}
+						if v, w2 := get(w.T, a, "k"), get(w.T, b, "k"); v != w2 {
+							w.Errorf("one instance reads %q, the other %q", v, w2)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+func TestAfterAGapGenerationAndTagsAreAskedForAgain(t *testing.T) { // I9
+	server := testutil.StartRedis(t)
+	proxy := testutil.NewProxy(t, server.Addr())
+	o := newOrigin(0)
+	gate := openGate(t, herdgate.Options{Namespace: "test", Redis: testutil.NewClient(t, proxy.Addr())})
+	policy := herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour}
+	a := newRich(t, gate, tagged(o), policy)
+	b := newRich(t, openGate(t, herdgate.Options{Namespace: "test", Redis: server.Client(t)}), tagged(o), policy)
+	for what, change := range map[string]func() error{
+		"clear": func() error { return b.Clear(t.Context()) },
+		"tags":  func() error { return b.InvalidateTags(t.Context(), "k") },
+	} {
+		old := get(t, a, "k")
+		isLocal(t, a, old)
+		release := proxy.HoldRequests(testutil.Command("subscribe"), -1)
+		if err := server.Client(t).ClientKillByFilter(t.Context(), "TYPE", "pubsub").Err(); err != nil {
+			t.Fatal(err)
+		}
+		testutil.Eventually(t, 5*time.Second, func() bool { return !gate.Connected() }, "the loss is noticed")
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		release()
+		testutil.Eventually(t, 5*time.Second, gate.Connected, "the bus is back")
+		if v := get(t, a, "k"); v == old {
+			t.Errorf("%s: %q is served that was invalidated in the gap", what, v)
+		}
+	}
+}

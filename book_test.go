@@ -1,0 +1,75 @@
+package herdgate
+
+import (
+	"testing"
+
+	"github.com/herdgate/herdgate/internal/wire"
+)
+
+func TestAReplySentForBeforeAnInvalidationTeachesNothing(t *testing.T) {
+	b := newTagBook(false)
+	turn := b.turn.Load()
+	b.raise([]string{"other"}, 20)
+	b.learn(turn, 10, []string{"a"}, []uint64{5})
+	if _, known := b.outdates(wire.Extended{TagsAt: 10, Tags: []string{"a"}}); known {
+		t.Error("the number of a reply from before is kept")
+	}
+	if n := b.sequence(); n != 20 {
+		t.Errorf("the sequence is %d", n)
+	}
+	b.learn(b.turn.Load(), 20, []string{"a"}, []uint64{15})
+	if outdated, known := b.outdates(wire.Extended{TagsAt: 15, Tags: []string{"a", "other"}}); !outdated || !known {
+		t.Error("one of two tags is newer, and that is not known")
+	}
+	if outdated, known := b.outdates(wire.Extended{TagsAt: 20, Tags: []string{"a", "other"}}); outdated || !known {
+		t.Error("the tags hold, and that is not known")
+	}
+}
+
+func TestABookThatIsFullForgetsAndChecksAgain(t *testing.T) {
+	tags := make([]string, maxBook)
+	for i := range tags {
+		tags[i] = string(rune(i + 1e5))
+	}
+	for _, alone := range []bool{false, true} {
+		b := newTagBook(alone)
+		b.raise([]string{"a"}, 7)
+		turn := b.turn.Load()
+		b.learn(turn, 9, tags, make([]uint64, len(tags)))
+		if b.turn.Load() == turn {
+			t.Error("copies are not checked again")
+		}
+		outdated, known := b.outdates(wire.Extended{TagsAt: 8, Tags: []string{"a"}})
+		if outdated != alone || known != alone {
+			t.Errorf("alone %v: outdated %v, known %v", alone, outdated, known)
+		}
+	}
+}
+
+func TestAGenerationIsNotUndoneByWhatIsOlder(t *testing.T) {
+	var g generation
+	turn := g.turn()
+	if g.hear(10) {
+		t.Error("the first generation is a change")
+	}
+	if g.learn(5, turn) || g.n.Load() != 10 {
+		t.Errorf("a reply from before made it %d", g.n.Load())
+	}
+	if g.hear(9) || g.n.Load() != 10 {
+		t.Errorf("a message that comes late made it %d", g.n.Load())
+	}
+	if !g.learn(4, g.turn()) || g.n.Load() != 4 {
+		t.Errorf("a key that was lost left it at %d", g.n.Load())
+	}
+	turn = g.turn()
+	g.forget()
+	if g.n.Load() != 0 {
+		t.Error("nothing is forgotten")
+	}
+	if g.learn(4, turn) || g.n.Load() != 0 {
+		t.Error("a reply from before what is forgotten counts")
+	}
+	if g.learn(4, g.turn()) || g.n.Load() != 4 {
+		t.Error("the same generation again is a change, or not known")
+	}
+}
