@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/local"
+	"github.com/herdgate/herdgate/internal/pack"
 	"github.com/herdgate/herdgate/internal/remote"
 	"github.com/herdgate/herdgate/singleflight"
 )
@@ -33,6 +34,7 @@ type Cache[V any] struct {
 	renewals  flights[V]            // what Refresh waits for
 	quiet     quietKeys
 	seed      maphash.Seed
+	packer    pack.Packer
 	events    *counters
 }
 

@@ -48,39 +48,32 @@ func rows(tb testing.TB, size int) []byte {
 	return list[:size]
 }
 
-func BenchmarkPack(b *testing.B) {
-	each(b, func(b *testing.B, p *pack.Packer, a pack.Algorithm, payload []byte) {
-		packed, ok := p.Pack(a, payload)
-		if !ok {
-			b.Fatal("not packed")
-		}
-		for b.Loop() {
-			p.Pack(a, payload)
-		}
-		b.ReportMetric(float64(len(payload))/float64(len(packed)), "ratio")
-	})
-}
-
-func BenchmarkUnpack(b *testing.B) {
-	each(b, func(b *testing.B, p *pack.Packer, a pack.Algorithm, payload []byte) {
-		packed, _ := p.Pack(a, payload)
-		for b.Loop() {
-			if _, err := p.Unpack(a, packed, codec.MaxSize); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}
-
-func each(b *testing.B, run func(*testing.B, *pack.Packer, pack.Algorithm, []byte)) {
-	b.Helper()
+// BenchmarkPacker reports the time, and the size of the payload as a multiple of what it is packed to.
+func BenchmarkPacker(b *testing.B) {
+	var p pack.Packer
 	for _, kib := range []int{1, 16, 256} {
 		payload := rows(b, kib<<10)
 		for _, a := range []pack.Algorithm{pack.S2, pack.Zstd} {
-			b.Run(fmt.Sprintf("%dKiB/%s", kib, a), func(b *testing.B) {
+			packed, ok := p.Pack(a, payload)
+			if !ok {
+				b.Fatal("not packed")
+			}
+			b.Run(fmt.Sprintf("pack/%s/%dKiB", a, kib), func(b *testing.B) {
 				b.SetBytes(int64(len(payload)))
 				b.ReportAllocs()
-				run(b, new(pack.Packer), a, payload)
+				for b.Loop() {
+					p.Pack(a, payload)
+				}
+				b.ReportMetric(float64(len(payload))/float64(len(packed)), "ratio")
+			})
+			b.Run(fmt.Sprintf("unpack/%s/%dKiB", a, kib), func(b *testing.B) {
+				b.SetBytes(int64(len(payload)))
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := p.Unpack(a, packed, codec.MaxSize); err != nil {
+						b.Fatal(err)
+					}
+				}
 			})
 		}
 	}

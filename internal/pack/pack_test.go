@@ -44,6 +44,18 @@ func TestUnpackReturnsWhatPackWasGiven(t *testing.T) {
 	}
 }
 
+func TestWhatWasStoredBeforeIsUnpacked(t *testing.T) {
+	for a, stored := range map[pack.Algorithm]string{
+		pack.S2:   "@\x1cpayload \xde\b\x00",
+		pack.Zstd: "(\xb5/\xfd @}\x00\x00@payload \x01T\b\x03&]",
+	} {
+		got, err := new(pack.Packer).Unpack(a, []byte(stored), 64)
+		if want := strings.Repeat("payload ", 8); err != nil || string(got) != want {
+			t.Errorf("%s: got %q, %v", a, got, err)
+		}
+	}
+}
+
 func TestPackLeavesAloneWhatGetsLittleSmaller(t *testing.T) {
 	noise := make([]byte, 10_000)
 	_, _ = rand.Read(noise)
