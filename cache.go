@@ -76,7 +76,7 @@ type Result[V any] struct {
 // Cluster hash tag of its own, like "{user1}cart", keeps it: <namespace>:v:<name>:={user1}cart.
 //
 // Values are stored as MessagePack unless Policy.Codec says otherwise: exported
-// fields only, `msgpack` tags and not `json` ones. [codec.Check] tells in a test
+// fields only, `msgpack` tags and not `json` ones. [codec.RoundTrip] tells in a test
 // whether a value survives that.
 func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, options ...Option[V]) (*Cache[V], error) {
 	if load == nil {
