@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/local"
+	"github.com/herdgate/herdgate/internal/pack"
 	"github.com/herdgate/herdgate/internal/remote"
 	"github.com/herdgate/herdgate/singleflight"
 )
@@ -33,6 +34,7 @@ type Cache[V any] struct {
 	renewals  flights[V]            // what Refresh waits for
 	quiet     quietKeys
 	seed      maphash.Seed
+	packer    pack.Packer
 	events    *counters
 }
 
@@ -74,7 +76,7 @@ type Result[V any] struct {
 // Cluster hash tag of its own, like "{user1}cart", keeps it: <namespace>:v:<name>:={user1}cart.
 //
 // Values are stored as MessagePack unless Policy.Codec says otherwise: exported
-// fields only, `msgpack` tags and not `json` ones. [codec.Check] tells in a test
+// fields only, `msgpack` tags and not `json` ones. [codec.RoundTrip] tells in a test
 // whether a value survives that.
 func New[V any](gate *Gate, name string, load LoaderFunc[V], policy Policy, options ...Option[V]) (*Cache[V], error) {
 	if load == nil {

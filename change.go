@@ -20,9 +20,10 @@ const deletesAtOnce = 16
 // When Set has returned nil, no load that began before it stores its value, and
 // this process uses none from before it; other processes from when they get the
 // message. A *[ChangeError] means that it has not happened, or that it is not known;
-// it wraps [ErrNotStored] if Redis had no memory for the value, [ErrRedisTimeout] if
-// Redis did not answer, [ErrClosed], ctx's error, or Redis's. Without Redis a value for
-// which the local tier has no room is not kept, like one that it drops later.
+// it wraps [ErrNotStored] if Redis had no memory for the value, [ErrTooLarge] if it is
+// larger than Policy.MaxSize, [ErrRedisTimeout] if Redis did not answer, [ErrClosed],
+// ctx's error, or Redis's. Without Redis a value for which the local tier has no room
+// is not kept, like one that it drops later.
 func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...EntryOption) error {
 	p := c.plan(key).policy
 	as := loaded[V]{content: content[V]{value: value}, load: Load[V]{key: key}}
@@ -44,7 +45,7 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...Entr
 	}
 	life := as.life(p)
 	keys := c.keys(key)
-	made, err := c.encode(keys, what, life, generation, nil)
+	made, err := c.encode(keys, what, life, generation, p, body{})
 	if err != nil {
 		return c.changeError(remote.OpSet, key, fmt.Errorf("encode: %w", err))
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	mathrand "math/rand/v2"
 	"sync/atomic"
@@ -153,11 +154,11 @@ func (got *loaded[V]) life(p *Policy) lifetime {
 type encoded struct {
 	entry []byte
 	seen  string // its version
-	size  int    // of the payload
+	size  int    // of the payload, before it was compressed
 }
 
-// payload is that of what, if it is known already.
-func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime, generation uint64, payload []byte) (encoded, error) {
+// b is the value as it is stored, if that is known already.
+func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime, generation uint64, p *Policy, b body) (encoded, error) {
 	header := wire.Header{
 		Codec:   c.policy.Codec.ID(),
 		Schema:  c.policy.Version,
@@ -169,20 +170,25 @@ func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime, generat
 	}
 	if what.missing {
 		header.Flags |= wire.FlagNegative
-	} else if payload == nil {
-		var err error
-		payload, err = singleflight.Protect(func() ([]byte, error) { return c.policy.Codec.Marshal(what.value) })
-		if err != nil {
-			return encoded{}, err
+	} else {
+		if b.data == nil {
+			var err error
+			if b, err = c.pack(what.value, p); err != nil {
+				return encoded{}, err
+			}
 		}
+		if n := len(b.data); n > p.MaxSize && c.gate.store != nil {
+			return encoded{}, fmt.Errorf("%w: %d bytes, want at most Policy.MaxSize, which is %d", ErrTooLarge, n, p.MaxSize)
+		}
+		header.Flags |= b.flags
 	}
-	size := len(payload)
+	payload := b.data
 	if !what.extended.Empty() {
 		header.Flags |= wire.FlagExtended
 		payload = append(wire.AppendExtended(nil, what.extended), payload...)
 	}
 	entry := wire.Append(nil, header, payload)
-	return encoded{entry: entry, seen: wire.Seen(entry), size: size}, nil
+	return encoded{entry: entry, seen: wire.Seen(entry), size: b.size}, nil
 }
 
 // newVersion is random so that two stores never share one, in whatever process.
@@ -224,7 +230,7 @@ type found[V any] struct {
 	seen  string     // its version, for the acquire script
 	newer bool       // written by a newer version of the code: not to be touched
 
-	payload []byte // of cp's value as it is stored; nil if that is not known
+	body body // cp's value as it is stored; without data if that is not known
 }
 
 // interpret reads an entry, which never changes afterwards: a codec may keep parts of
@@ -245,6 +251,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		return found[V]{seen: seen, newer: true}, nil
 	}
 	what := content[V]{missing: header.Flags&wire.FlagNegative != 0}
+	var b body
 	if err == nil && header.Flags&wire.FlagExtended != 0 {
 		what.extended, payload, err = wire.CutExtended(payload)
 	}
@@ -260,7 +267,10 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	}
 	if err == nil && !what.missing {
 		what.value, err = singleflight.Protect(func() (v V, err error) {
-			err = c.policy.Codec.Unmarshal(payload, &v)
+			var plain []byte
+			if b, plain, err = c.unpack(payload, header.Flags); err == nil {
+				err = c.policy.Codec.Unmarshal(plain, &v)
+			}
 			return v, err
 		})
 	}
@@ -282,7 +292,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		age = max(age, 0)
 	}
 	now := c.gate.now()
-	cp := c.made(what, encoded{seen: seen, size: len(payload)}, l, now-age, p.policy)
+	cp := c.made(what, encoded{seen: seen, size: b.size}, l, now-age, p.policy)
 	if !known {
 		// Marked stale by Expire, or stamped by another clock: stale, and for how long
 		// more cannot be told. That Redis still has it says that it is not over (I11).
@@ -293,7 +303,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		}
 		cp.check = min(cp.hard, now+unknownCheck) // only Redis knows when it ends
 	}
-	return found[V]{cp: cp, seen: seen, payload: payload}, nil
+	return found[V]{cp: cp, seen: seen, body: b}, nil
 }
 
 // unknownCheck is how long a copy of unknown age is served without asking Redis.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/herdgate/herdgate/codec"
 	"github.com/herdgate/herdgate/internal/remote"
 	"github.com/herdgate/herdgate/singleflight"
 )
@@ -38,6 +39,10 @@ var (
 	// ErrNotStored means that Redis could not store the value of a Set (out of
 	// memory). The entry that stood there is deleted.
 	ErrNotStored = errors.New("herdgate: not stored")
+
+	// ErrTooLarge means that a value is not stored, since it is larger than
+	// Policy.MaxSize or than its codec allows. It is codec.ErrTooLarge.
+	ErrTooLarge = codec.ErrTooLarge
 
 	// ErrRedisTimeout means that Redis did not answer a change within
 	// Options.RedisTimeout. Reads go on without Redis instead.

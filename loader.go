@@ -177,12 +177,12 @@ func (s *settings) check(p *Policy) error {
 	return s.err
 }
 
-// payload is the encoding of the value, if that is known: of one that was not modified.
-func (l *Load[V]) payload(old found[V]) []byte {
+// body is the value as it is stored, if that is known: of one that was not modified.
+func (l *Load[V]) body(old found[V]) body {
 	if l.unmodified {
-		return old.payload
+		return old.body
 	}
-	return nil
+	return body{}
 }
 
 // extended is what is stored beside the value.

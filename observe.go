@@ -62,7 +62,8 @@ const (
 	// EventCommitRefused: it was not, since the lease was not held any more: Redis
 	// refused it, or its loader was abandoned and returned it later [Key].
 	EventCommitRefused
-	// EventCommitFailed: it could not be encoded, sent or kept by Redis [Key, Err].
+	// EventCommitFailed: it could not be encoded, was larger than Policy.MaxSize, or
+	// could not be sent or kept by Redis [Key, Err].
 	EventCommitFailed
 	// EventBadPayload: an entry could not be used and counts as missing [Key, Err].
 	EventBadPayload

@@ -56,6 +56,20 @@ const (
 	LoadAfterWait
 )
 
+// Compression is a way to compress what is stored in Redis.
+type Compression uint8
+
+const (
+	// NoCompression stores values as the codec has encoded them. The default.
+	NoCompression Compression = iota
+	// S2 is an extension of Snappy: the fastest, for values that are read often.
+	S2
+	// Zstd is Zstandard: a quarter smaller than S2 for lists of records, for three to
+	// four times the work. Its encoders and decoders take memory, too: about 1.5 MB and
+	// 70 KB for each that is at work at once.
+	Zstd
+)
+
 // Policy is how a cache treats its entries. The zero value of each field is its
 // default. Durations that Redis keeps are whole milliseconds; nothing is rounded.
 type Policy struct {
@@ -139,6 +153,23 @@ type Policy struct {
 	// and string, or your own. A cache whose codec changes needs a new Version, too.
 	// Default codec.Msgpack().
 	Codec codec.Codec
+
+	// Compression compresses values in Redis, where that saves an eighth or more. An
+	// entry says how it is compressed: instances with other settings read it, and the
+	// setting may change at any time. Default NoCompression.
+	Compression Compression
+
+	// CompressAbove is the size in bytes, as the codec has encoded it, up to which a
+	// value is left as it is. Default 1024. Without a Compression it must be 0.
+	CompressAbove int
+
+	// MaxSize is the most bytes that a value may take in Redis, compressed if it is: a
+	// large value holds up all who share the server. A larger one goes to the callers
+	// that wait for its load, is not stored, and for a second the other callers load for
+	// themselves; a Set of it fails, and what was stored before stays. Both errors, that
+	// of EventCommitFailed and that of Set, wrap [ErrTooLarge]. It counts when a value is
+	// stored, not when it is read. Default, and most, codec.MaxSize (64 MiB).
+	MaxSize int
 }
 
 // minLockTTL leaves a renewal a few milliseconds, of which several must fit.
@@ -216,6 +247,15 @@ func (p Policy) resolved() (Policy, error) {
 	} else if p.Codec.ID() == 0 {
 		c.fail("Codec", p.Codec.Name(), "a codec whose ID is not 0")
 	}
+	if p.Compression > Zstd {
+		c.fail("Compression", p.Compression, "NoCompression, S2 or Zstd")
+	}
+	if p.Compression != NoCompression {
+		c.size("CompressAbove", &p.CompressAbove, 1024, math.MaxInt)
+	} else if p.CompressAbove != 0 {
+		c.fail("CompressAbove", p.CompressAbove, "0 without a Compression")
+	}
+	c.size("MaxSize", &p.MaxSize, codec.MaxSize, codec.MaxSize)
 	return p, c.err
 }
 
@@ -258,6 +298,19 @@ func (c *checker) count(field string, n *int, byDefault int) {
 		*n = byDefault
 	case *n < 0 && *n != Off:
 		c.fail(field, *n, "a positive number, 0 for the default, or Off")
+	}
+}
+
+// size is for a number of bytes that cannot be switched off.
+func (c *checker) size(field string, n *int, byDefault, most int) {
+	if *n == 0 {
+		*n = byDefault
+	}
+	switch {
+	case *n < 0:
+		c.fail(field, *n, "a positive number of bytes, or 0 for the default")
+	case *n > most:
+		c.fail(field, *n, fmt.Sprintf("at most %d bytes", most))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/codec"
 )
 
 func TestAPolicyThatCannotBeIsRefusedByName(t *testing.T) { // C12, C33
@@ -40,6 +41,11 @@ func TestAPolicyThatCannotBeIsRefusedByName(t *testing.T) { // C12, C33
 		{"Policy.MinRebuildInterval", herdgate.Policy{LockTTL: time.Second, MinRebuildInterval: 2 * time.Second}},
 		{"Policy.MaxFailureBackoff", herdgate.Policy{FailureBackoff: time.Second, MaxFailureBackoff: time.Millisecond}},
 		{"Policy.AfterWait", herdgate.Policy{AfterWait: 7}},
+		{"Policy.Compression", herdgate.Policy{Compression: 3}},
+		{"Policy.CompressAbove", herdgate.Policy{Compression: herdgate.S2, CompressAbove: herdgate.Off}},
+		{"Policy.CompressAbove", herdgate.Policy{CompressAbove: 100}},
+		{"Policy.MaxSize", herdgate.Policy{MaxSize: herdgate.Off}},
+		{"Policy.MaxSize", herdgate.Policy{MaxSize: codec.MaxSize + 1}},
 	} {
 		_, err := herdgate.New[int](g, "c", nil, c.policy)
 		e, ok := errors.AsType[*herdgate.ConfigError](err)

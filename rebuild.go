@@ -188,7 +188,7 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition[V], p *p
 	}
 	life := got.life(p.policy)
 	got.extended.TagsAt = a.tagsAt
-	made, encodeErr := c.encode(keys, got.content, life, a.ticket.generation, got.load.payload(a.old))
+	made, encodeErr := c.encode(keys, got.content, life, a.ticket.generation, p.policy, got.load.body(a.old))
 	if encodeErr != nil {
 		c.events.emit(Event{Kind: EventCommitFailed, Key: key, Err: encodeErr})
 		c.finish(f, keys, a, p, remote.Finish{State: remote.FinishPass, For: passFor})

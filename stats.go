@@ -37,7 +37,7 @@ type Stats struct {
 
 	CommitsStored  uint64
 	CommitsRefused uint64 // the lease was not held any more
-	CommitsFailed  uint64 // not encoded, not sent, or not kept by Redis
+	CommitsFailed  uint64 // not encoded, too large, not sent, or not kept by Redis
 
 	BadPayloads   uint64 // entries that could not be used
 	Outdated      uint64 // entries from before a Clear, or the invalidation of a tag

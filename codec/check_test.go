@@ -58,6 +58,20 @@ func TestCheckTakesEqualValuesForEqual(t *testing.T) {
 	survives(t, c, &node{Name: "alone"})
 }
 
+func TestRoundTripChecksTheDefaultCodec(t *testing.T) { // C26, C27
+	type private struct{ secret string }
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.FixedZone("far away", 3600))
+	if err := codec.RoundTrip(at); err != nil {
+		t.Errorf("the zone of a time counts: %v", err)
+	}
+	if err := codec.RoundTrip([]private{{"x"}}); !errors.Is(err, codec.ErrLossy) || !strings.Contains(err.Error(), "msgpack") {
+		t.Errorf("err = %v", err)
+	}
+	if err := codec.RoundTrip(make(chan int)); err == nil || errors.Is(err, codec.ErrLossy) {
+		t.Errorf("err = %v", err)
+	}
+}
+
 func TestCheckReturnsTheCodecsErrors(t *testing.T) {
 	err := codec.Check(codec.Msgpack(), make(chan int))
 	if err == nil || errors.Is(err, codec.ErrLossy) {

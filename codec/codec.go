@@ -1,7 +1,10 @@
 // Package codec turns values into the bytes a cache stores and back.
 //
-// [Msgpack] is the default. [JSON] is for entries that others read too, [Raw] for values that are bytes already. A
-// service brings its own by implementing [Codec].
+// [Msgpack] is the default. [JSON] is for entries that others read too, [Raw] for values that are bytes already; module
+// codec/protocodec is for protobuf messages. A service brings its own by implementing [Codec].
+//
+// Whether a value comes back as it went in is up to its type, and no compiler says so: call [RoundTrip], or [Check] for
+// another codec, in a test of each type that is cached.
 package codec
 
 import (
@@ -14,7 +17,8 @@ import (
 type Codec interface {
 	// ID is stored in each entry, and an entry with another id is never decoded: it is rebuilt. So instances of one
 	// cache with different codecs would replace each other's entries: raise the cache's schema version when you
-	// change its codec. 0 is invalid, 1 to 63 belong to herdgate, 64 to 255 to services (see [FirstUserID]).
+	// change its codec. 0 is invalid, 1 to 63 belong to herdgate, 64 to 255 to services (see [FirstUserID]). Of
+	// herdgate's, 1 is MessagePack, 2 JSON, 3 raw bytes, 4 protobuf.
 	ID() byte
 
 	// Name is the codec's name in errors and metrics, such as "msgpack".

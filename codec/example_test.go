@@ -111,6 +111,22 @@ func ExampleCodec() {
 	// text: int is no encoding.TextMarshaler
 }
 
+func ExampleRoundTrip() {
+	type Product struct {
+		Name  string
+		price int // lower-case: not stored
+	}
+	type Visit struct {
+		Page string
+		At   time.Time
+	}
+	fmt.Println(codec.RoundTrip(Product{Name: "lamp", price: 950}))
+	fmt.Println(codec.RoundTrip(Visit{"lamps", time.Date(2026, 11, 30, 9, 0, 0, 0, time.FixedZone("far away", 3600))}))
+	// Output:
+	// codec: the value does not survive the codec: msgpack: codec_test.Product.price: 950 became 0
+	// <nil>
+}
+
 func ExampleCheck() {
 	type session struct {
 		User  string

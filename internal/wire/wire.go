@@ -17,6 +17,8 @@
 //	44  checksum  4   CRC-32C
 //	48  payload
 //
+// What the payload is made of, and what stands before it, the flags say: see [Flags].
+//
 // The checksum covers the payload's length, the header without built at and the checksum itself, and the payload.
 // Built at stands outside because the script that stores the entry writes it, and the one that expires it clears it.
 //
@@ -67,15 +69,15 @@ const (
 // Flags say how to read what follows the header.
 type Flags byte
 
-// The flags. FlagS2 and FlagZstd are reserved: their meaning is fixed, and an entry that carries one is [ErrNewer]
-// here.
+// The flags. An entry has at most one of the first three. FlagExtended may stand beside any: its block is never
+// compressed.
 const (
 	FlagNegative Flags = 1 << iota // the source has no value for the key; there is no payload
 	FlagS2                         // the payload is compressed with S2
 	FlagZstd                       // the payload is compressed with Zstandard
 	FlagExtended                   // a block of tags and token stands before the payload, see [Extended]
 
-	knownFlags = FlagNegative | FlagExtended
+	knownFlags = FlagNegative | FlagS2 | FlagZstd | FlagExtended
 )
 
 // ErrBad is wrapped, with the reason, by every error of [Parse] that means: this is no entry for us, replace it.
@@ -99,6 +101,8 @@ var (
 	errHardFirst      = fmt.Errorf("%w: hard expiry before the end of freshness", ErrBad)
 	errEarlyLate      = fmt.Errorf("%w: early refresh after the end of freshness", ErrBad)
 	errNegativeFilled = fmt.Errorf("%w: a negative entry with a payload", ErrBad)
+	errNegativePacked = fmt.Errorf("%w: a negative entry with a compressed payload", ErrBad)
+	errPackedTwice    = fmt.Errorf("%w: compressed with both S2 and Zstandard", ErrBad)
 
 	errNewerFormat   = fmt.Errorf("%w: newer format", ErrNewer)
 	errNewerSchema   = fmt.Errorf("%w: newer schema", ErrNewer)
@@ -202,6 +206,10 @@ func Parse(entry []byte, want Want) (Header, []byte, error) {
 		err = errHardFirst
 	case h.Early > h.Fresh:
 		err = errEarlyLate
+	case h.Flags&FlagS2 != 0 && h.Flags&FlagZstd != 0:
+		err = errPackedTwice
+	case h.Flags&FlagNegative != 0 && h.Flags&(FlagS2|FlagZstd) != 0:
+		err = errNegativePacked
 	case h.Flags&FlagNegative != 0 && h.Flags&FlagExtended == 0 && len(payload) > 0:
 		err = errNegativeFilled
 	}

@@ -30,6 +30,13 @@ func sample() (Header, Want) {
 	return h, Want{Codec: h.Codec, Schema: h.Schema, KeyHash: h.KeyHash}
 }
 
+// flagged is an entry with flags and no payload.
+func flagged(flags Flags) []byte {
+	h, _ := sample()
+	h.Flags = flags
+	return Append(nil, h, nil)
+}
+
 // reseal gives entry the right checksum after a test has changed its other bytes.
 func reseal(entry []byte) {
 	binary.BigEndian.PutUint32(entry[checksumOffset:], checksum(entry, entry[HeaderSize:]))
@@ -62,6 +69,10 @@ func TestTheStoredFormIsTheOneOfTheGoldenFiles(t *testing.T) {
 	value, _ := sample()
 	negative, _ := sample()
 	negative.Flags = FlagNegative
+	s2, _ := sample()
+	s2.Flags = FlagS2
+	zstd, _ := sample()
+	zstd.Flags = FlagZstd
 	for _, c := range []struct {
 		file    string
 		header  Header
@@ -71,6 +82,8 @@ func TestTheStoredFormIsTheOneOfTheGoldenFiles(t *testing.T) {
 		{"empty.hex", value, ""},
 		{"negative.hex", negative, ""},
 		{"zero.hex", Header{}, ""},
+		{"s2.hex", s2, "@\x1cpayload \xde\b\x00"},
+		{"zstd.hex", zstd, "(\xb5/\xfd @}\x00\x00@payload \x01T\b\x03&]"},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			entry := Append(nil, c.header, []byte(c.payload))
@@ -145,12 +158,10 @@ func TestParseNamesTheReasonWhyAnEntryIsBadOrNewer(t *testing.T) {
 		{"older schema", func(e []byte, w *Want) []byte { w.Schema++; return e }, ErrBad, errOlderSchema},
 		{"older schema of a newer build", func(e []byte, w *Want) []byte {
 			w.Schema++
-			e[flagsOffset] = byte(FlagZstd)
+			e[flagsOffset] = 0x80
 			reseal(e)
 			return e
 		}, ErrBad, errOlderSchema},
-		{"S2", func(e []byte, _ *Want) []byte { e[flagsOffset] = byte(FlagS2); reseal(e); return e }, ErrNewer, errUnknownFlags},
-		{"Zstandard", func(e []byte, _ *Want) []byte { e[flagsOffset] = byte(FlagZstd); reseal(e); return e }, ErrNewer, errUnknownFlags},
 		{"a flag of the future", func(e []byte, _ *Want) []byte { e[flagsOffset] = 0x80; reseal(e); return e }, ErrNewer, errUnknownFlags},
 		{"a flag by a flipped bit", func(e []byte, _ *Want) []byte { e[flagsOffset] = 0x80; return e }, ErrBad, errChecksum},
 		{"reserved byte in use", func(e []byte, _ *Want) []byte { e[reservedOffset] = 1; reseal(e); return e }, ErrNewer, errReservedInUse},
@@ -162,6 +173,10 @@ func TestParseNamesTheReasonWhyAnEntryIsBadOrNewer(t *testing.T) {
 			reseal(e)
 			return e
 		}, ErrBad, errNegativeFilled},
+		{"negative and S2", func([]byte, *Want) []byte { return flagged(FlagNegative | FlagS2) }, ErrBad, errNegativePacked},
+		{"negative and Zstandard", func([]byte, *Want) []byte { return flagged(FlagNegative | FlagZstd) }, ErrBad, errNegativePacked},
+		{"negative, extended and S2", func([]byte, *Want) []byte { return flagged(FlagNegative | FlagExtended | FlagS2) }, ErrBad, errNegativePacked},
+		{"S2 and Zstandard", func([]byte, *Want) []byte { return flagged(FlagS2 | FlagZstd) }, ErrBad, errPackedTwice},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
@@ -303,6 +318,12 @@ func FuzzAppendedEntriesParse(f *testing.F) {
 		hard = max(hard, fresh)
 		early = min(early, fresh)
 		h := Header{codec, Flags(flags) & knownFlags, schema, hash, builtAt, fresh, hard, early, version}
+		if h.Flags&FlagS2 != 0 {
+			h.Flags &^= FlagZstd
+		}
+		if h.Flags&FlagNegative != 0 {
+			h.Flags &^= FlagS2 | FlagZstd
+		}
 		if h.Flags == FlagNegative {
 			payload = nil
 		}
