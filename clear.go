@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -115,8 +116,16 @@ const maxTurns = 10
 
 var errTurns = errors.New("herdgate: the cache is cleared faster than it can be read")
 
-// turn is for learn.
-func (c *Cache[V]) turn() uint64 { return c.generation.turn() }
+// due reports whether the generation is to be read again, in case that the message of
+// a Clear was lost and nothing shows it: as often as a local copy is checked, and with
+// the first heartbeat. turn is for learn.
+func (c *Cache[V]) due(now time.Duration) (turn uint64, due bool) {
+	every := 5 * time.Second
+	if c.policy.LocalTTL != Off {
+		every = min(every, c.policy.LocalTTL)
+	}
+	return c.generation.read(now, every)
+}
 
 // doubt is what a loss of messages means for what they would have told.
 func (c *Cache[V]) doubt() {
@@ -136,9 +145,19 @@ type generation struct {
 	n      atomic.Uint64 // 0: not known
 	asking singleflight.Group
 
-	mu    sync.Mutex // held while n changes; protects the fields below
-	last  uint64     // the last one known
-	turns uint64     // how often something was learned that a reply sent for before does not know
+	mu    sync.Mutex    // held while n changes; protects the fields below
+	last  uint64        // the last one known
+	turns uint64        // how often something was learned that a reply sent for before does not know
+	next  time.Duration // when it is to be read again
+}
+
+func (g *generation) read(now, every time.Duration) (turn uint64, due bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if due = now >= g.next || g.n.Load() == 0; due {
+		g.next = now + every
+	}
+	return g.turns, due
 }
 
 func (g *generation) turn() uint64 {

@@ -62,7 +62,7 @@ type keyspace interface {
 
 	cleared(generation uint64)
 	learn(generation, turn uint64)
-	turn() uint64
+	due(now time.Duration) (turn uint64, due bool)
 	raised(tags []string, number uint64)
 	doubt()
 }
@@ -320,7 +320,9 @@ func (l busListener) Caches() (names []string, told func(generations []uint64)) 
 	var caches []keyspace
 	var turns []uint64
 	for name, c := range l.g.caches {
-		names, caches, turns = append(names, name), append(caches, c), append(turns, c.turn())
+		if turn, due := c.due(l.g.now()); due {
+			names, caches, turns = append(names, name), append(caches, c), append(turns, turn)
+		}
 	}
 	return names, func(generations []uint64) {
 		for i, n := range generations {

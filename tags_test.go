@@ -91,6 +91,7 @@ func TestAGateWithoutRedisCanBeCleared(t *testing.T) {
 }
 
 func TestALoadFromBeforeAClearIsNotServedAfterIt(t *testing.T) { // I2
+	t.Parallel()
 	for _, who := range []string{"the loading instance", "another instance"} {
 		t.Run(who, func(t *testing.T) {
 			everywhere(t, func(w *world) {
@@ -122,10 +123,10 @@ func TestALoadFromBeforeAClearIsNotServedAfterIt(t *testing.T) { // I2
 	}
 }
 
-func TestAClearWhoseMessageIsLostIsNoticedWithTheHeartbeat(t *testing.T) { // I9
+func TestAClearWhoseMessageIsLostIsNoticedWithAHeartbeat(t *testing.T) { // I9
 	everywhere(t, func(w *world) {
 		o := newOrigin(0)
-		a := newCache(w.T, w.gate(), o.load, herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour})
+		a := newCache(w.T, w.gate(), o.load, herdgate.Policy{TTL: time.Hour, LocalTTL: time.Second})
 		get(w.T, a, "k")
 		// Another instance's Clear, without its message.
 		w.connect().Set(w.Context(), "test:g:things", "9000000000000000", 0)
@@ -136,7 +137,8 @@ func TestAClearWhoseMessageIsLostIsNoticedWithTheHeartbeat(t *testing.T) { // I9
 func TestAGenerationKeyThatWasLostInvalidatesAndNoMore(t *testing.T) {
 	everywhere(t, func(w *world) {
 		o := newOrigin(0)
-		a, b := newCache(w.T, w.gate(), o.load, herdgate.Policy{}), newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+		policy := herdgate.Policy{TTL: time.Hour, LocalTTL: time.Second}
+		a, b := newCache(w.T, w.gate(), o.load, policy), newCache(w.T, w.gate(), o.load, policy)
 		get(w.T, a, "k")
 		get(w.T, b, "k")
 		if err := w.connect().Del(w.Context(), "test:g:things").Err(); err != nil {
@@ -208,6 +210,7 @@ func TestTagsWorkWithoutRedis(t *testing.T) {
 }
 
 func TestALoadFromBeforeATagsInvalidationIsNotServedAfterIt(t *testing.T) { // I2 with tags
+	t.Parallel()
 	for _, who := range []string{"the loading instance", "another instance"} {
 		t.Run(who, func(t *testing.T) {
 			everywhere(t, func(w *world) {

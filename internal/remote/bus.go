@@ -51,7 +51,7 @@ type Listener interface {
 	// Confirmed: the server has confirmed the subscription; what is sent from now on arrives.
 	Confirmed()
 
-	// Caches names the caches whose generations are to be read with each heartbeat, and
+	// Caches names the caches whose generations are to be read with the heartbeat, and
 	// Generations is told them, 0 for one that could not be read; by another goroutine
 	// than the rest. Between the two calls nothing may be taken for newer than the reply.
 	Caches() (names []string, told func(generations []uint64))
@@ -75,7 +75,7 @@ var (
 type Bus struct {
 	store    *Store
 	listener Listener
-	beats    string // channel of this instance's heartbeat
+	beats    string        // channel of this instance's heartbeat
 	kick     chan struct{} // asks for a heartbeat now
 	stop     context.CancelFunc
 	wg       sync.WaitGroup

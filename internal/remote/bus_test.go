@@ -27,7 +27,7 @@ func (h heard) Woken(cache, key string)    { h <- fmt.Sprintf("woken %q %q", cac
 func (h heard) Lost(reason error)          { h <- "lost: " + reason.Error() }
 func (h heard) Confirmed()                 { h <- "confirmed" }
 
-func (h heard) Caches() ([]string, func([]uint64)) { return nil, func([]uint64) {} }
+func (heard) Caches() ([]string, func([]uint64)) { return nil, func([]uint64) {} }
 
 // next is what was told next. "lost" stands for a loss for any reason.
 func (h heard) expect(tb testing.TB, want string) {

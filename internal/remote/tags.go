@@ -28,11 +28,12 @@ func (s *Store) Tags(ctx context.Context, cache string, tags []string, life time
 // RaiseTags invalidates what has one of the tags, and tells everybody. It may be sent
 // twice. It returns the number that the tags have from now on.
 func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, life time.Duration) (uint64, error) {
-	message := "T " + s.instance + " " + id + " " + cache + " "
+	var message strings.Builder
+	message.WriteString("T " + s.instance + " " + id + " " + cache + " ")
 	for _, tag := range tags {
-		message += strconv.Itoa(len(tag)) + ":" + tag
+		message.WriteString(strconv.Itoa(len(tag)) + ":" + tag)
 	}
-	sequence, _, err := s.runTags(ctx, cache, tags, "raise", life, message+" ")
+	sequence, _, err := s.runTags(ctx, cache, tags, "raise", life, message.String()+" ")
 	return sequence, err
 }
 

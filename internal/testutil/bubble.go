@@ -38,7 +38,7 @@ func NewBubbleRedis(t *testing.T) (*miniredis.Miniredis, func(opts ...func(*redi
 	var mu sync.Mutex
 	ended := false
 	// After the rest: a dial that a client has given up on ends by itself, in no time here.
-	t.Cleanup(func() { time.Sleep(time.Minute) })
+	t.Cleanup(func() { <-time.NewTimer(time.Minute).C })
 	t.Cleanup(func() {
 		mu.Lock()
 		defer mu.Unlock()
