@@ -33,6 +33,7 @@ type Cache[V any] struct {
 	refreshes flights[V]            // behind a value that was served: nobody waits
 	renewals  flights[V]            // what Refresh waits for
 	quiet     quietKeys
+	kept      keptKeys
 	seed      maphash.Seed
 	packer    pack.Packer
 	events    *counters
@@ -112,6 +113,7 @@ func NewLoader[V any](gate *Gate, name string, load Loader[V], policy Policy, op
 		c.common.loader = nil
 		c.rules = mux.clone()
 	}
+	c.kept.changed = make(chan struct{}, 1)
 	c.tagged = c.mayTag()
 	c.tags = newTagBook(gate.store == nil)
 	inMemory, everywhere := c.inMemory()
@@ -305,6 +307,7 @@ func (c *Cache[V]) put(key string, cp *copied[V], t ticket) {
 		return
 	}
 	cp.gap = t.gap
+	cp.kept = c.kept.of(key)
 	c.copies.Store(key, cp, int64(cp.size)+copyOverhead)
 }
 

@@ -34,7 +34,8 @@ type copied[V any] struct {
 	check  time.Duration // until when it may be served without asking Redis
 	ahead  time.Duration // from when on the copy is looked after behind a hit: early, or shortly before check
 	gap    uint64
-	apart  bool // not to be kept in the local tier
+	kept   *keptKey // nil: it is not kept fresh without being read
+	apart  bool     // not to be kept in the local tier
 	tagged bool
 	turn   atomic.Uint64 // of the cache's tagBook when the tags were found to hold
 	ask    atomic.Int64  // a hit before this time starts no refresh

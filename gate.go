@@ -42,6 +42,8 @@ type Gate struct {
 	// life is held for reading while a flight is started, and for writing to close:
 	// no flight starts after Close has begun to wait for them.
 	life      sync.RWMutex
+	keepers   sync.WaitGroup // goroutines that keep keys fresh
+	closing   chan struct{}  // closed when Close begins
 	calls     sync.WaitGroup // calls that use Redis outside of a flight: changes and peeks
 	closed    atomic.Bool
 	closeOnce sync.Once
@@ -86,6 +88,7 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 		events:    newCounters("", options.Observer),
 		start:     time.Now(),
 		confirmed: make(chan struct{}),
+		closing:   make(chan struct{}),
 		caches:    map[string]keyspace{},
 	}
 	g.tracer, _ = options.Observer.(Tracer)
@@ -163,6 +166,7 @@ func (g *Gate) enter() bool {
 func (g *Gate) close(ctx context.Context) error {
 	g.life.Lock()
 	g.closed.Store(true)
+	close(g.closing)
 	g.life.Unlock()
 	drain, cancel := context.WithTimeout(ctx, drainTime)
 	err := g.settled(drain)
@@ -210,8 +214,10 @@ func (g *Gate) settled(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := waitGroup(ctx, &g.calls); err != nil {
-		return err
+	for _, group := range []*sync.WaitGroup{&g.calls, &g.keepers} {
+		if err := waitGroup(ctx, group); err != nil {
+			return err
+		}
 	}
 	return waitGroup(ctx, &g.loaders)
 }

@@ -17,12 +17,13 @@ const (
 	OutcomeLoaded                  // loaded under the lease, in this process
 	OutcomeWaited                  // loaded by another process while this call waited
 	OutcomeUnlocked                // loaded without the lease, and not stored in Redis
+	OutcomeDefault                 // what WithDefault gave in place of an error
 	outcomes
 )
 
 // String returns the outcome in one lower-case word.
 func (o Outcome) String() string {
-	return [...]string{"failed", "local", "remote", "stale", "loaded", "waited", "unlocked", "unknown"}[min(o, outcomes)]
+	return [...]string{"failed", "local", "remote", "stale", "loaded", "waited", "unlocked", "default", "unknown"}[min(o, outcomes)]
 }
 
 // EventKind says what happened.

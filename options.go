@@ -115,7 +115,11 @@ type Policy struct {
 	// slot. Default LoadTimeout.
 	WaitTimeout time.Duration
 
-	// AfterWait says what happens then. Default FailAfterWait.
+	// SoftTimeout is how long a call that finds a stale value waits for a new one
+	// before it takes the stale one. Default 0: not at all.
+	SoftTimeout time.Duration
+
+	// AfterWait says what happens when WaitTimeout has passed. Default FailAfterWait.
 	AfterWait AfterWait
 
 	// LockTTL is how long the rebuild lease outlives its holder: it is renewed each
@@ -206,6 +210,7 @@ func (p Policy) resolved() (Policy, error) {
 	c.durationOrOff("LocalTTL", &p.LocalTTL, min(p.TTL, 5*time.Second))
 	c.duration("LoadTimeout", &p.LoadTimeout, 10*time.Second)
 	c.duration("WaitTimeout", &p.WaitTimeout, p.LoadTimeout)
+	c.durationOrOff("SoftTimeout", &p.SoftTimeout, 0)
 	c.duration("LockTTL", &p.LockTTL, 2*time.Second)
 	c.duration("MinRebuildInterval", &p.MinRebuildInterval, min(p.TTL, p.LockTTL, 100*time.Millisecond))
 	c.duration("FailureBackoff", &p.FailureBackoff, 250*time.Millisecond)
@@ -348,8 +353,9 @@ func (c *checker) name(field, s string) {
 type Option[V any] func(*hooks[V])
 
 type hooks[V any] struct {
-	clone func(V) V
-	size  func(V) int64
+	clone     func(V) V
+	size      func(V) int64
+	byDefault func(key string, err error) (V, bool)
 }
 
 // WithClone makes every call return a copy of the cached value, made by clone, for
@@ -363,6 +369,16 @@ func WithClone[V any](clone func(V) V) Option[V] {
 // concurrently.
 func WithSize[V any](size func(V) int64) Option[V] {
 	return func(h *hooks[V]) { h.size = size }
+}
+
+// WithDefault says what Get, Fetch and Lookup return where there is no value to serve,
+// not even a stale one, and none could be loaded: value is given the key and the error
+// that they would return, a *[LoadError] or *[BackoffError], and reports whether it has
+// something in its place. That is not kept, and its outcome is OutcomeDefault. An
+// ErrNotFound, an ErrNoLoader, and the end of the caller's context are no such error.
+// value may be called concurrently.
+func WithDefault[V any](value func(key string, err error) (V, bool)) Option[V] {
+	return func(h *hooks[V]) { h.byDefault = value }
 }
 
 // EntryOption is a setting of one [Cache.Set], in place of what the policy says. One

@@ -14,6 +14,7 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 	if c.copies != nil && !c.gate.closed.Load() {
 		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) && (!cp.tagged || c.tags.holds(cp.extended, &cp.turn)) {
 			if now := c.gate.now(); now < cp.ahead {
+				cp.kept.touch(now)
 				c.events.got(key, OutcomeLocal, 0, cp.err())
 				if cp.missing {
 					return cp.value, true, ErrNotFound
@@ -29,11 +30,27 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 // lookup is one call: the local tier, then the flight of its key.
 func (c *Cache[V]) lookup(ctx context.Context, key string, p *plan[V]) (Result[V], error) {
 	start := c.gate.now()
+	c.kept.of(key).touch(start)
 	r, served, err := c.local(ctx, key, p)
 	if !served {
 		r, err = c.join(ctx, key, p, start, &c.flights, c.fly)
 	}
+	if err != nil && c.hooks.byDefault != nil {
+		if v, ok := c.byDefault(key, err); ok {
+			c.events.got(key, OutcomeDefault, c.gate.now()-start, err)
+			return Result[V]{Value: v, Outcome: OutcomeDefault}, nil
+		}
+	}
 	return c.concluded(key, r, err, start)
+}
+
+// byDefault is the value to be served for one that could not be loaded.
+func (c *Cache[V]) byDefault(key string, err error) (v V, ok bool) {
+	_, failed := errors.AsType[*LoadError](err)
+	if errors.Is(err, ErrBackoff) || failed && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrNoLoader) {
+		return c.hooks.byDefault(key, err)
+	}
+	return v, false
 }
 
 // concluded is what a call returns, counted.
@@ -59,11 +76,27 @@ func (c *Cache[V]) local(ctx context.Context, key string, p *plan[V]) (r Result[
 	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check || cp.tagged && !c.tags.holds(cp.extended, &cp.turn) {
 		return r, false, nil
 	}
-	if p.loads() && cp.due(now) {
-		c.refresh(ctx, key, p, found[V]{cp: cp, seen: cp.seen}, OutcomeLocal)
-	}
-	r, err = cp.result(OutcomeLocal, now)
+	r, err = c.serve(ctx, key, p, found[V]{cp: cp, seen: cp.seen}, OutcomeLocal, now)
 	return r, true, err
+}
+
+// serve is what a call gets of an entry that may be served, with a refresh behind it if
+// that is due.
+func (c *Cache[V]) serve(ctx context.Context, key string, p *plan[V], read found[V], from Outcome, now time.Duration) (Result[V], error) {
+	if p.loads() {
+		patient := p.policy.SoftTimeout > 0 && read.cp.stale(now)
+		if patient || read.cp.due(now) {
+			f := c.refresh(ctx, key, p, read, from)
+			if patient && f != nil {
+				wait, cancel := context.WithTimeout(ctx, p.policy.SoftTimeout)
+				defer cancel()
+				if r, err := f.Wait(wait); err == nil || errors.Is(err, ErrNotFound) {
+					return r, err
+				}
+			}
+		}
+	}
+	return read.cp.result(from, now)
 }
 
 // cloned is what a caller gets of a value that others get too.
@@ -149,10 +182,7 @@ func (c *Cache[V]) fly(f *flight[V], p *plan[V]) (Result[V], error) {
 	}
 	now := c.gate.now()
 	if read.cp != nil && read.cp.servable(now) {
-		if p.loads() && read.cp.due(now) {
-			c.refresh(f.Context(), key, p, read, OutcomeRemote)
-		}
-		return read.cp.result(OutcomeRemote, now)
+		return c.serve(f.Context(), key, p, read, OutcomeRemote, now)
 	}
 	return c.rebuild(f, keys, read, p)
 }
@@ -243,6 +273,7 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *
 func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, t ticket, p *plan[V]) (found[V], error) {
 	read, err := c.interpret(ctx, f.Key(), keys, entry, t.generation, p)
 	if err == nil && read.cp != nil {
+		f.State.early = read.cp.early
 		c.keep(f.Key(), read.cp, t)
 	}
 	return read, err

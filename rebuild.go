@@ -3,6 +3,7 @@ package herdgate
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/remote"
@@ -195,6 +196,7 @@ func (c *Cache[V]) commit(f *flight[V], keys remote.Keys, a acquisition[V], p *p
 		return r, err
 	}
 	cp := c.made(got.content, made, life, c.gate.now(), p.policy)
+	f.State.early = cp.early
 	ctx, end := c.gate.begin(f.Context(), StepCommit, c.name, key)
 	stored, storeErr := c.store(context.WithoutCancel(ctx), keys, remote.Commit{
 		Claim: a.claim, Cache: c.name, Key: key, Entry: made.entry, PX: life.hard, Interval: p.policy.MinRebuildInterval, Pass: passFor,
@@ -267,7 +269,9 @@ func (c *Cache[V]) refresh(ctx context.Context, key string, p *plan[V], served f
 		return nil
 	}
 	f, _, err := c.start(c.gate.withoutSlot(ctx), key, &c.refreshes, func(f *flight[V]) (Result[V], error) {
-		return Result[V]{}, c.behind(f, p, served, from)
+		r, err := c.behind(f, p, served, from)
+		c.kept.schedule(key, c.nextLook(f))
+		return r, err
 	})
 	if err != nil {
 		return nil // the gate is closed
@@ -275,13 +279,26 @@ func (c *Cache[V]) refresh(ctx context.Context, key string, p *plan[V], served f
 	return f
 }
 
-// behind is the work of a refresh. Its failures are the business of Redis's marks
-// and of the observer; nobody waits for it.
-func (c *Cache[V]) behind(f *flight[V], p *plan[V], old found[V], from Outcome) error {
+// nextLook is when a kept key is to be looked at after a refresh: at the early point of
+// its entry, up to some milliseconds later, so that not all instances ask at once.
+func (c *Cache[V]) nextLook(f *flight[V]) time.Duration {
+	now := c.gate.now()
+	if f.State.early > now {
+		return f.State.early + rand.N(askSpread)
+	}
+	return now + keepPause
+}
+
+// errNothingNew ends a refresh that has no new value.
+var errNothingNew = errors.New("herdgate: nothing new")
+
+// behind is the work of a refresh. Its failures are the business of Redis's marks and
+// of the observer: whoever waits for it, for SoftTimeout, has a value already.
+func (c *Cache[V]) behind(f *flight[V], p *plan[V], old found[V], from Outcome) (Result[V], error) {
 	key := f.Key()
 	keys := c.keys(key)
 	if c.quiet.holds(key, old.seen, c.gate.now()) {
-		return nil // the refresh before this one has ended since its caller looked
+		return Result[V]{}, errNothingNew // the refresh before this one has ended since its caller looked
 	}
 	served := old.seen // the version that the next hits are served, and come here with
 	quiet := func(d time.Duration) { c.quiet.put(key, served, c.gate.now()+d, c.gate.now()) }
@@ -289,11 +306,11 @@ func (c *Cache[V]) behind(f *flight[V], p *plan[V], old found[V], from Outcome) 
 		read, err := c.read(f.Context(), f, keys, p)
 		if err != nil || read.newer {
 			quiet(c.gate.options.RedisTimeout)
-			return err
+			return Result[V]{}, errNothingNew
 		}
 		if read.cp != nil {
-			if c.gate.now() < read.cp.early {
-				return nil // rebuilt elsewhere
+			if now := c.gate.now(); now < read.cp.early {
+				return read.cp.result(OutcomeRemote, now) // rebuilt elsewhere
 			}
 			served = read.seen
 		}
@@ -302,35 +319,35 @@ func (c *Cache[V]) behind(f *flight[V], p *plan[V], old found[V], from Outcome) 
 	slot, ok := c.gate.trySlot(f.Context())
 	if !ok {
 		quiet(10 * askPause)
-		return nil
+		return Result[V]{}, errNothingNew
 	}
 	// With a local tier the copies of this process would not learn of the new entry
 	// before their next check, so the refresh waits for it in their place.
-	wait := c.copies != nil && c.gate.store != nil
+	wait := c.gate.store != nil && (c.copies != nil || p.policy.SoftTimeout > 0)
 	a, err := c.acquire(f, keys, old, p, wait)
 	if err == nil && a.State == remote.Granted {
 		c.events.emit(Event{Kind: EventRefresh, Key: key})
-		_, err = c.build(f, keys, a, p, slot)
-		return err
+		return c.build(f, keys, a, p, slot)
 	}
 	slot.release()
+	var read found[V]
 	switch {
 	case err != nil:
 		quiet(c.gate.options.RedisTimeout)
-		return err
 	case a.State == remote.Newer:
-		_, err = c.take(f.Context(), f, keys, a.Entry, a.ticket, p)
-		return err
+		read, err = c.take(f.Context(), f, keys, a.Entry, a.ticket, p)
 	case a.State == remote.Held && wait:
 		patience, cancel := context.WithTimeoutCause(f.Context(), p.policy.WaitTimeout, ErrWaitTimeout)
 		defer cancel()
-		_, err = c.await(patience, f, keys, old.seen, a.Rest+askSlack, p)
-		return err
+		read, err = c.await(patience, f, keys, old.seen, a.Rest+askSlack, p)
 	case a.State == remote.Void:
-		return nil
+	default:
+		quiet(a.Rest)
 	}
-	quiet(a.Rest)
-	return nil
+	if now := c.gate.now(); err == nil && read.cp != nil && read.seen != old.seen && read.cp.servable(now) {
+		return read.cp.result(OutcomeWaited, now)
+	}
+	return Result[V]{}, errNothingNew
 }
 
 // until is the time left of a ctx that has a deadline.

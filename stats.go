@@ -20,6 +20,7 @@ type Stats struct {
 	Loaded   uint64
 	Waited   uint64
 	Unlocked uint64
+	Default  uint64
 
 	Coalesced    uint64 // calls that joined another one's flight
 	Loads        uint64 // runs of loaders
@@ -115,6 +116,7 @@ func (t *totals) stats() Stats {
 		Loaded:   t.outcomes[OutcomeLoaded],
 		Waited:   t.outcomes[OutcomeWaited],
 		Unlocked: t.outcomes[OutcomeUnlocked],
+		Default:  t.outcomes[OutcomeDefault],
 
 		Coalesced:    t.kinds[EventCoalesced],
 		Loads:        t.kinds[EventLoad],
@@ -143,6 +145,6 @@ func (t *totals) stats() Stats {
 		BusLost:       t.kinds[EventBusLost],
 		BusConfirmed:  t.kinds[EventBusConfirmed],
 	}
-	s.Gets = s.Failed + s.Local + s.Remote + s.Stale + s.Loaded + s.Waited + s.Unlocked
+	s.Gets = s.Failed + s.Local + s.Remote + s.Stale + s.Loaded + s.Waited + s.Unlocked + s.Default
 	return s
 }

@@ -8,6 +8,7 @@ import (
 // work is the state of a flight that others may touch while it runs.
 type work struct {
 	patience time.Duration // how long the flight may wait; its own goroutine's alone
+	early    time.Duration // early point of the entry that the flight has found or made; likewise
 
 	mu     sync.Mutex    // protects the fields below
 	idle   bool          // no request is out, no loader runs, and no value is held
