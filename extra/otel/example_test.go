@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/herdgate/herdgate"
-	"github.com/herdgate/herdgate/extra/otel"
+	herdotel "github.com/herdgate/herdgate/extra/otel"
 )
 
 func Example() {

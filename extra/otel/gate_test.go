@@ -14,7 +14,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/herdgate/herdgate"
-	"github.com/herdgate/herdgate/extra/otel"
+	herdotel "github.com/herdgate/herdgate/extra/otel"
 	"github.com/herdgate/herdgate/internal/testutil"
 )
 

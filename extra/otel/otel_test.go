@@ -24,7 +24,7 @@ import (
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/herdgate/herdgate"
-	"github.com/herdgate/herdgate/extra/otel"
+	herdotel "github.com/herdgate/herdgate/extra/otel"
 	"github.com/herdgate/herdgate/lock"
 	"github.com/herdgate/herdgate/singleflight"
 )
