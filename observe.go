@@ -54,6 +54,9 @@ const (
 	EventLeaseWon
 	// EventLeaseHeld: somebody else had it [Key].
 	EventLeaseHeld
+	// EventRenewalFailed: a renewal of it got no answer; it is tried again until the
+	// lease ends [Key, Err].
+	EventRenewalFailed
 	// EventLeaseLost: it ended while the loader ran, through no change [Key].
 	EventLeaseLost
 	// EventLeaseRevoked: a change of the key took it away while the loader ran [Key].
@@ -93,7 +96,7 @@ const (
 func (k EventKind) String() string {
 	return [...]string{
 		"get", "coalesced", "load", "load failed", "abandoned", "refresh", "wait", "wait timeout", "backoff",
-		"lease won", "lease held", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
+		"lease won", "lease held", "renewal failed", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
 		"bad payload", "outdated", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed", "unknown",
 	}[min(k, eventKinds)]
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/internal/testutil"
 )
 
 // tracer writes down what it is told, each entry under its name.
@@ -72,7 +73,7 @@ func TestSeveralObserversAreATracerIfOneIs(t *testing.T) {
 
 func TestOfSeveralTracersTheFirstIsOutermost(t *testing.T) {
 	var told []string
-	all, ok := herdgate.Observers(tracer{"a", &told}, panicking{}, tracer{"b", &told}).(herdgate.Tracer)
+	all, ok := herdgate.Observers(tracer{"a", &told}, faulty{}, tracer{"b", &told}).(herdgate.Tracer)
 	if !ok {
 		t.Fatal("they are no tracer")
 	}
@@ -92,16 +93,16 @@ func TestOfSeveralTracersTheFirstIsOutermost(t *testing.T) {
 	}
 }
 
-// panicking is a tracer that panics, in one way each.
-type panicking struct{}
+// faulty is a tracer that panics, in one way each.
+type faulty struct{}
 
-func (panicking) Observe(herdgate.Event) { panic("observe") }
+func (faulty) Observe(herdgate.Event) { panic("observe") }
 
-func (panicking) Begin(ctx context.Context, _ herdgate.Step, _, _ string) (context.Context, func(error)) {
+func (faulty) Begin(ctx context.Context, _ herdgate.Step, _, _ string) (context.Context, func(error)) {
 	return ctx, func(error) { panic("end") }
 }
 
-func (panicking) Join(_, _ context.Context, _, _ string) func(error) { panic("join") }
+func (faulty) Join(_, _ context.Context, _, _ string) func(error) { panic("join") }
 
 // joins is a tracer of how joins end.
 type joins struct{ ends chan error }
@@ -141,6 +142,34 @@ func TestAChangeThatRestartsACallIsNoErrorOfItsJoin(t *testing.T) {
 			if err := <-done; err != nil {
 				w.Error(err)
 			}
+		}
+	})
+}
+
+func TestAFailedRenewalIsToldAndTriedAgain(t *testing.T) { // I8
+	synctest.Test(t, func(t *testing.T) {
+		server, connect := testutil.NewBubbleRedis(t)
+		w := &world{T: t, connect: connect, virtual: true}
+		var failed []herdgate.Event
+		g := w.gate(func(o *herdgate.Options) {
+			o.Observer = herdgate.ObserverFunc(func(e herdgate.Event) {
+				if e.Kind == herdgate.EventRenewalFailed {
+					failed = append(failed, e)
+					server.SetError("")
+				}
+			})
+		})
+		c := newCache(t, g, func(context.Context, string) (string, error) {
+			server.SetError("ERR out of order") // at the renewal after a third of the TTL
+			w.pass(2 * time.Second)
+			return "v", nil
+		}, herdgate.Policy{LockTTL: time.Second})
+		get(t, c, "k")
+		if len(failed) != 1 || failed[0].Cache != "things" || failed[0].Key != "k" || failed[0].Err == nil {
+			t.Errorf("told %v", failed)
+		}
+		if s := c.Stats(); s.RenewalsFailed != 1 || s.LeasesLost != 0 || s.CommitsStored != 1 {
+			t.Errorf("stats %+v", s)
 		}
 	})
 }

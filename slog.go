@@ -14,7 +14,8 @@ const logEvery = 10 * time.Second
 //
 //   - as errors: a loader that failed or ignores its context, a change that failed;
 //   - as warnings: Redis that does not answer, messages that may be missed, a lease
-//     lost, a value not stored, a wait that timed out, an entry that cannot be used;
+//     lost or not renewed, a value not stored, a wait that timed out, an entry that
+//     cannot be used;
 //   - as information: messages that arrive again, an entry of a newer version.
 //
 // All else, like calls and their outcomes, is for metrics. Of one kind and cache there
@@ -113,6 +114,8 @@ func line(kind EventKind) (write func(*slog.Logger, string, ...any), message str
 		return (*slog.Logger).Warn, "herdgate: Redis did not answer, went on without it"
 	case EventBusLost:
 		return (*slog.Logger).Warn, "herdgate: invalidations may be missed, nothing local is fresh"
+	case EventRenewalFailed:
+		return (*slog.Logger).Warn, "herdgate: renewal of a lease failed, it is tried again"
 	case EventLeaseLost:
 		return (*slog.Logger).Warn, "herdgate: lease lost while the loader ran, another process may load beside it"
 	case EventCommitRefused:

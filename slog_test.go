@@ -53,6 +53,7 @@ func TestAnOperatorReadsOfTroubleAndOfNothingElse(t *testing.T) {
 		herdgate.EventChangeFailed:  "ERROR",
 		herdgate.EventDegraded:      "WARN",
 		herdgate.EventBusLost:       "WARN",
+		herdgate.EventRenewalFailed: "WARN",
 		herdgate.EventLeaseLost:     "WARN",
 		herdgate.EventCommitRefused: "WARN",
 		herdgate.EventCommitFailed:  "WARN",

@@ -135,6 +135,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		{Kind: herdgate.EventDegraded},
 		{Kind: herdgate.EventChange},
 		{Kind: herdgate.EventChangeFailed},
+		{Kind: herdgate.EventRenewalFailed},
 	} {
 		e.Cache, e.Key = "product", "42"
 		for range i + 1 {
@@ -177,6 +178,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.degraded{herdgate.cache=product}":                               25,
 		"herdgate.changes{herdgate.cache=product,herdgate.result=done}":           26,
 		"herdgate.changes{herdgate.cache=product,herdgate.result=failed}":         27,
+		"herdgate.renewal.failures{herdgate.cache=product}":                       28,
 		"herdgate.bus.connected{}":                                                1,
 		"herdgate.bus.losses{}":                                                   0,
 	}

@@ -99,6 +99,7 @@ func NewCollector(options Options) (*Collector, error) {
 		herdgate.EventBackoff:       c.counter("backoffs_total", "Flights and refreshes that met the mark of a failed load."),
 		herdgate.EventLeaseWon:      with(leases, "result", "won"),
 		herdgate.EventLeaseHeld:     with(leases, "result", "held"),
+		herdgate.EventRenewalFailed: c.counter("renewal_failures_total", "Renewals of a lease that got no answer and were tried again."),
 		herdgate.EventLeaseLost:     with(leases, "result", "lost"),
 		herdgate.EventLeaseRevoked:  with(leases, "result", "revoked"),
 		herdgate.EventCommitStored:  with(commits, "result", "stored"),

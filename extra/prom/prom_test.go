@@ -67,6 +67,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 	observe(25, herdgate.Event{Kind: herdgate.EventDegraded})
 	observe(26, herdgate.Event{Kind: herdgate.EventChange})
 	observe(27, herdgate.Event{Kind: herdgate.EventChangeFailed})
+	observe(28, herdgate.Event{Kind: herdgate.EventRenewalFailed})
 	c.Observe(herdgate.Event{Kind: herdgate.EventBusConfirmed})
 
 	const want = `
@@ -134,6 +135,9 @@ herdgate_newer_entries_total{cache="product"} 24
 # HELP herdgate_refreshes_total Refreshes begun behind a value that was served.
 # TYPE herdgate_refreshes_total counter
 herdgate_refreshes_total{cache="product"} 12
+# HELP herdgate_renewal_failures_total Renewals of a lease that got no answer and were tried again.
+# TYPE herdgate_renewal_failures_total counter
+herdgate_renewal_failures_total{cache="product"} 28
 # HELP herdgate_wait_duration_seconds What flights waited for the load of another process.
 # TYPE herdgate_wait_duration_seconds histogram
 herdgate_wait_duration_seconds_bucket{cache="product",le="0.5"} 0
