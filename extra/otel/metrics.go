@@ -27,7 +27,7 @@ func counters() map[herdgate.EventKind]counter {
 		return counter{name: "herdgate.commits", unit: "{commit}", result: result, description: "Loaded values that were stored, refused since the lease was not held any more, or failed to be stored."}
 	}
 	changes := func(result string) counter {
-		return counter{name: "herdgate.changes", unit: "{key}", result: result, description: "Keys whose Set, Delete or Expire took effect, or failed or may have."}
+		return counter{name: "herdgate.changes", unit: "{change}", result: result, description: "Changes, one for each key of a Set, Delete or Expire, for a Clear and for each invalidation of tags: that took effect, or failed or may have."}
 	}
 	return map[herdgate.EventKind]counter{
 		herdgate.EventCoalesced:     {name: "herdgate.get.coalesced", unit: "{call}", description: "Calls that joined the flight of another one in this process."},
@@ -47,6 +47,7 @@ func counters() map[herdgate.EventKind]counter {
 		herdgate.EventCommitRefused: commits("refused"),
 		herdgate.EventCommitFailed:  commits("failed"),
 		herdgate.EventBadPayload:    {name: "herdgate.bad_payloads", unit: "{entry}", description: "Entries that could not be used and counted as missing."},
+		herdgate.EventOutdated:      {name: "herdgate.outdated", unit: "{entry}", description: "Entries from before a Clear, or the invalidation of one of their tags, that counted as missing."},
 		herdgate.EventNewerEntry:    {name: "herdgate.newer_entries", unit: "{entry}", description: "Entries of a newer version of the code, which are left alone."},
 		herdgate.EventDegraded:      {name: "herdgate.degraded", unit: "{flight}", description: "Flights that went on without Redis, which did not answer."},
 		herdgate.EventChange:        changes("done"),

@@ -136,6 +136,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		{Kind: herdgate.EventChange},
 		{Kind: herdgate.EventChangeFailed},
 		{Kind: herdgate.EventRenewalFailed},
+		{Kind: herdgate.EventOutdated},
 	} {
 		e.Cache, e.Key = "product", "42"
 		for range i + 1 {
@@ -179,6 +180,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.changes{herdgate.cache=product,herdgate.result=done}":           26,
 		"herdgate.changes{herdgate.cache=product,herdgate.result=failed}":         27,
 		"herdgate.renewal.failures{herdgate.cache=product}":                       28,
+		"herdgate.outdated{herdgate.cache=product}":                               29,
 		"herdgate.bus.connected{}":                                                1,
 		"herdgate.bus.losses{}":                                                   0,
 	}

@@ -83,7 +83,7 @@ func NewCollector(options Options) (*Collector, error) {
 	}
 	leases := c.counter("leases_total", "Rebuild leases: won and held by somebody else when asked for, lost and revoked while the loader ran.", "result")
 	commits := c.counter("commits_total", "Loaded values that were stored, refused since the lease was not held any more, or failed to be stored.", "result")
-	changes := c.counter("changes_total", "Keys whose Set, Delete or Expire took effect, or failed or may have.", "result")
+	changes := c.counter("changes_total", "Changes, one for each key of a Set, Delete or Expire, for a Clear and for each invalidation of tags: that took effect, or failed or may have.", "result")
 	c.kinds = map[herdgate.EventKind]*prometheus.CounterVec{
 		herdgate.EventCoalesced:     c.counter("coalesced_gets_total", "Calls that joined the flight of another one in this process."),
 		herdgate.EventLoad:          c.counter("loads_total", "Runs of loaders that ended or were abandoned."),
@@ -102,6 +102,7 @@ func NewCollector(options Options) (*Collector, error) {
 		herdgate.EventCommitRefused: with(commits, "result", "refused"),
 		herdgate.EventCommitFailed:  with(commits, "result", "failed"),
 		herdgate.EventBadPayload:    c.counter("bad_payloads_total", "Entries that could not be used and counted as missing."),
+		herdgate.EventOutdated:      c.counter("outdated_total", "Entries from before a Clear, or the invalidation of one of their tags, that counted as missing."),
 		herdgate.EventNewerEntry:    c.counter("newer_entries_total", "Entries of a newer version of the code, which are left alone."),
 		herdgate.EventDegraded:      c.counter("degraded_total", "Flights that went on without Redis, which did not answer."),
 		herdgate.EventChange:        with(changes, "result", "done"),

@@ -66,6 +66,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 	observe(26, herdgate.Event{Kind: herdgate.EventChange})
 	observe(27, herdgate.Event{Kind: herdgate.EventChangeFailed})
 	observe(28, herdgate.Event{Kind: herdgate.EventRenewalFailed})
+	observe(29, herdgate.Event{Kind: herdgate.EventOutdated})
 	c.Observe(herdgate.Event{Kind: herdgate.EventBusConfirmed})
 
 	const want = `
@@ -84,7 +85,7 @@ herdgate_bus_connected 1
 # HELP herdgate_bus_losses_total Times from which on invalidations may have been missed.
 # TYPE herdgate_bus_losses_total counter
 herdgate_bus_losses_total 0
-# HELP herdgate_changes_total Keys whose Set, Delete or Expire took effect, or failed or may have.
+# HELP herdgate_changes_total Changes, one for each key of a Set, Delete or Expire, for a Clear and for each invalidation of tags: that took effect, or failed or may have.
 # TYPE herdgate_changes_total counter
 herdgate_changes_total{cache="product",result="done"} 26
 herdgate_changes_total{cache="product",result="failed"} 27
@@ -133,6 +134,9 @@ herdgate_newer_entries_total{cache="product"} 24
 # HELP herdgate_refreshes_total Refreshes begun behind a value that was served.
 # TYPE herdgate_refreshes_total counter
 herdgate_refreshes_total{cache="product"} 12
+# HELP herdgate_outdated_total Entries from before a Clear, or the invalidation of one of their tags, that counted as missing.
+# TYPE herdgate_outdated_total counter
+herdgate_outdated_total{cache="product"} 29
 # HELP herdgate_renewal_failures_total Renewals of a lease that got no answer and were tried again.
 # TYPE herdgate_renewal_failures_total counter
 herdgate_renewal_failures_total{cache="product"} 28
