@@ -54,8 +54,8 @@ const (
 	EventLeaseWon
 	// EventLeaseHeld: somebody else had it [Key].
 	EventLeaseHeld
-	// EventRenewalFailed: a renewal of it got no answer; it is tried again until the
-	// lease ends [Key, Err].
+	// EventRenewalFailed: a renewal of it failed, which does not say that it is gone; it
+	// is tried again until the lease ends [Key, Err].
 	EventRenewalFailed
 	// EventLeaseLost: it ended while the loader ran, through no change [Key].
 	EventLeaseLost

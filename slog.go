@@ -20,7 +20,8 @@ const logEvery = 10 * time.Second
 //
 // All else, like calls and their outcomes, is for metrics. Of one kind and cache there
 // is at most one line in 10 s; it says with suppressed how many events before it had
-// none. Those after the last line are only in [Stats].
+// none. Those after the last line are only in [Stats]. Messages that may be missed, or
+// arrive again, are told each time.
 //
 // Lines have the attributes cache, key, took and error where the event has them. To
 // keep keys out of a log, drop or hash "key" in the ReplaceAttr of its handler, and

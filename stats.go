@@ -32,7 +32,7 @@ type Stats struct {
 
 	LeasesWon      uint64 // granted
 	LeasesHeld     uint64 // refused: somebody else had it
-	RenewalsFailed uint64 // of a lease, without an answer; tried again
+	RenewalsFailed uint64 // tried again until the lease ends
 	LeasesLost     uint64 // ended while the loader ran
 	LeasesRevoked  uint64 // taken away by a change while the loader ran
 

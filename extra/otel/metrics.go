@@ -40,7 +40,7 @@ func counters() map[herdgate.EventKind]counter {
 		herdgate.EventBackoff:       {name: "herdgate.backoffs", unit: "{flight}", description: "Flights and refreshes that met the mark of a failed load."},
 		herdgate.EventLeaseWon:      leases("won"),
 		herdgate.EventLeaseHeld:     leases("held"),
-		herdgate.EventRenewalFailed: {name: "herdgate.renewal.failures", unit: "{renewal}", description: "Renewals of a lease that got no answer and were tried again."},
+		herdgate.EventRenewalFailed: {name: "herdgate.renewal.failures", unit: "{renewal}", description: "Renewals of a lease that failed and were tried again until it ended."},
 		herdgate.EventLeaseLost:     leases("lost"),
 		herdgate.EventLeaseRevoked:  leases("revoked"),
 		herdgate.EventCommitStored:  commits("stored"),

@@ -23,9 +23,9 @@ type Options struct {
 	// and increasing. Default: 17 from 100 µs to 30 s.
 	Buckets []float64
 
-	// GetDuration adds a histogram of what calls of Get, Fetch, Lookup and Refresh take. It
-	// costs a local hit more than its counter does. Such a hit is not timed: it counts
-	// as 0 s. Default: no such histogram.
+	// GetDuration adds a histogram of what calls of Get, Fetch, Lookup and Refresh take.
+	// It costs a local hit more than its counter does. Such a hit is not timed: it
+	// counts as 0 s. Default: no such histogram.
 	GetDuration bool
 
 	// NoBus leaves out the metrics of the message bus: for a gate without Redis, which
@@ -34,9 +34,10 @@ type Options struct {
 }
 
 // Collector makes metrics of the events of one gate and its caches. Give it to the
-// gate as Options.Observer, alone or through herdgate.Observers, and register it. Two gates of a process need a collector
-// each, registered through prometheus.WrapRegistererWith under a label that tells
-// them apart. No metric has a label that grows with the keys.
+// gate as Options.Observer, alone or through herdgate.Observers, and register it. Two
+// gates of a process need a collector each, registered through
+// prometheus.WrapRegistererWith under a label that tells them apart. No metric has a
+// label that grows with the keys.
 //
 // A collector outlives its gate and keeps the last values: unregister it if the
 // process goes on after Close. Safe for concurrent use.
@@ -95,7 +96,7 @@ func NewCollector(options Options) (*Collector, error) {
 		herdgate.EventBackoff:       c.counter("backoffs_total", "Flights and refreshes that met the mark of a failed load."),
 		herdgate.EventLeaseWon:      with(leases, "result", "won"),
 		herdgate.EventLeaseHeld:     with(leases, "result", "held"),
-		herdgate.EventRenewalFailed: c.counter("renewal_failures_total", "Renewals of a lease that got no answer and were tried again."),
+		herdgate.EventRenewalFailed: c.counter("renewal_failures_total", "Renewals of a lease that failed and were tried again until it ended."),
 		herdgate.EventLeaseLost:     with(leases, "result", "lost"),
 		herdgate.EventLeaseRevoked:  with(leases, "result", "revoked"),
 		herdgate.EventCommitStored:  with(commits, "result", "stored"),

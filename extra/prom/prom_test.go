@@ -137,7 +137,7 @@ herdgate_refreshes_total{cache="product"} 12
 # HELP herdgate_outdated_total Entries from before a Clear, or the invalidation of one of their tags, that counted as missing.
 # TYPE herdgate_outdated_total counter
 herdgate_outdated_total{cache="product"} 29
-# HELP herdgate_renewal_failures_total Renewals of a lease that got no answer and were tried again.
+# HELP herdgate_renewal_failures_total Renewals of a lease that failed and were tried again until it ended.
 # TYPE herdgate_renewal_failures_total counter
 herdgate_renewal_failures_total{cache="product"} 28
 # HELP herdgate_wait_duration_seconds What flights waited for the load of another process.
