@@ -180,12 +180,17 @@ func (c *Cache[V]) keepAlone(key string, got loaded[V], keep keeping, t ticket, 
 // to renew.
 type lease struct{ *lock.Lease }
 
-func (c *Cache[V]) hold(ctx context.Context, a acquisition[V], p *plan[V]) *lease {
+func (c *Cache[V]) hold(f *flight[V], a acquisition[V], p *plan[V]) *lease {
 	if c.gate.store == nil {
 		return nil
 	}
-	return &lease{lock.Hold(ctx, c.gate.store.Leases(), a.claim, a.Sent, lock.HoldOptions{
+	return &lease{lock.Hold(f.Context(), c.gate.store.Leases(), a.claim, a.Sent, lock.HoldOptions{
 		TTL: p.policy.LockTTL, CallTimeout: c.gate.options.RedisTimeout,
+		Monitor: func(e lock.Event) {
+			if e.Kind == lock.RenewRetried {
+				c.events.emit(Event{Kind: EventRenewalFailed, Key: f.Key(), Err: e.Err})
+			}
+		},
 	})}
 }
 

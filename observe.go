@@ -2,6 +2,7 @@ package herdgate
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -54,6 +55,9 @@ const (
 	EventLeaseWon
 	// EventLeaseHeld: somebody else had it [Key].
 	EventLeaseHeld
+	// EventRenewalFailed: a renewal of it failed, which does not say that it is gone; it
+	// is tried again until the lease ends [Key, Err].
+	EventRenewalFailed
 	// EventLeaseLost: it ended while the loader ran, through no change [Key].
 	EventLeaseLost
 	// EventLeaseRevoked: a change of the key took it away while the loader ran [Key].
@@ -93,7 +97,7 @@ const (
 func (k EventKind) String() string {
 	return [...]string{
 		"get", "coalesced", "load", "load failed", "abandoned", "refresh", "wait", "wait timeout", "backoff",
-		"lease won", "lease held", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
+		"lease won", "lease held", "renewal failed", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
 		"bad payload", "outdated", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed", "unknown",
 	}[min(k, eventKinds)]
 }
@@ -155,29 +159,43 @@ type Tracer interface {
 
 // begin tells the tracer, if there is one, of a step.
 func (g *Gate) begin(ctx context.Context, step Step, cache, key string) (within context.Context, end func(error)) {
-	within, end = ctx, func(error) {}
 	if g.tracer == nil {
-		return within, end
+		return ctx, func(error) {}
 	}
-	defer func() { _ = recover() }() // as for Observe: the flight goes on without a span
-	traced, told := g.tracer.Begin(ctx, step, cache, key)
-	return traced, ended(told)
+	return begin(ctx, g.tracer, step, cache, key)
 }
 
 // joined tells the tracer, if there is one, of a call that waits for another's flight.
 func (g *Gate) joined(ctx, flight context.Context, cache, key string) (end func(error)) {
-	end = func(error) {}
 	if g.tracer == nil {
-		return end
+		return func(error) {}
 	}
-	defer func() { _ = recover() }()
-	return ended(g.tracer.Join(ctx, flight, cache, key))
+	return joined(ctx, flight, g.tracer, cache, key)
 }
 
-// ended is a tracer's function that cannot panic.
+// begin is t.Begin, which cannot panic, as Observe: the flight goes on without a span.
+func begin(ctx context.Context, t Tracer, step Step, cache, key string) (within context.Context, end func(error)) {
+	within, end = ctx, func(error) {}
+	defer func() { _ = recover() }()
+	traced, told := t.Begin(ctx, step, cache, key)
+	return traced, ended(told)
+}
+
+// joined is t.Join, which cannot panic.
+func joined(ctx, flight context.Context, t Tracer, cache, key string) (end func(error)) {
+	end = func(error) {}
+	defer func() { _ = recover() }()
+	return ended(t.Join(ctx, flight, cache, key))
+}
+
+// ended is a tracer's function that cannot panic. To start again is no error of what
+// has ended.
 func ended(told func(error)) func(error) {
 	return func(err error) {
 		defer func() { _ = recover() }()
+		if errors.Is(err, errRestart) {
+			err = nil
+		}
 		told(err)
 	}
 }

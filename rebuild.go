@@ -147,7 +147,7 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition[V], p *pl
 			return give(cp.result(OutcomeLocal, c.gate.now()))
 		}
 	}
-	lease := c.hold(f.Context(), a, p)
+	lease := c.hold(f, a, p)
 	got := c.run(f, p, a.old.cp, lease, slot)
 	lease.stop()
 	r, err := c.conclude(f, keys, a, p, got)

@@ -31,10 +31,11 @@ type Stats struct {
 	WaitTimeouts uint64 // flights that waited longer than WaitTimeout
 	Backoffs     uint64 // flights that met the mark of a failed load
 
-	LeasesWon     uint64 // granted
-	LeasesHeld    uint64 // refused: somebody else had it
-	LeasesLost    uint64 // ended while the loader ran
-	LeasesRevoked uint64 // taken away by a change while the loader ran
+	LeasesWon      uint64 // granted
+	LeasesHeld     uint64 // refused: somebody else had it
+	RenewalsFailed uint64 // tried again until the lease ends
+	LeasesLost     uint64 // ended while the loader ran
+	LeasesRevoked  uint64 // taken away by a change while the loader ran
 
 	CommitsStored  uint64
 	CommitsRefused uint64 // the lease was not held any more
@@ -127,10 +128,11 @@ func (t *totals) stats() Stats {
 		WaitTimeouts: t.kinds[EventWaitTimeout],
 		Backoffs:     t.kinds[EventBackoff],
 
-		LeasesWon:     t.kinds[EventLeaseWon],
-		LeasesHeld:    t.kinds[EventLeaseHeld],
-		LeasesLost:    t.kinds[EventLeaseLost],
-		LeasesRevoked: t.kinds[EventLeaseRevoked],
+		LeasesWon:      t.kinds[EventLeaseWon],
+		LeasesHeld:     t.kinds[EventLeaseHeld],
+		RenewalsFailed: t.kinds[EventRenewalFailed],
+		LeasesLost:     t.kinds[EventLeaseLost],
+		LeasesRevoked:  t.kinds[EventLeaseRevoked],
 
 		CommitsStored:  t.kinds[EventCommitStored],
 		CommitsRefused: t.kinds[EventCommitRefused],

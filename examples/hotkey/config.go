@@ -24,6 +24,7 @@ type config struct {
 	load      time.Duration
 	duration  time.Duration
 	json      bool
+	metrics   string // host:port to serve the instances' metrics at; "" for nowhere
 	out       string // "" for no report
 }
 
@@ -39,6 +40,7 @@ func parse(args []string, stderr io.Writer) (config, error) {
 	flags.DurationVar(&c.load, "load", 100*time.Millisecond, "how long a database query takes")
 	flags.DurationVar(&c.duration, "duration", 8*time.Second, "measured time of each of the two phases")
 	flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the table")
+	flags.StringVar(&c.metrics, "metrics", "", "serve the metrics of the herdgate instances at http://`host:port`/metrics while they run, and print their sums")
 	flags.StringVar(&c.out, "out", "", "write a report with charts to this HTML `file`")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -66,6 +68,9 @@ func (c config) check() error {
 	}
 	if _, _, err := net.SplitHostPort(c.redis); c.redis != "" && err != nil {
 		fault("redis", fmt.Sprintf("%q", c.redis), "host:port, as in 127.0.0.1:6379")
+	}
+	if _, _, err := net.SplitHostPort(c.metrics); c.metrics != "" && err != nil {
+		fault("metrics", fmt.Sprintf("%q", c.metrics), "host:port, as in 127.0.0.1:9100")
 	}
 	if strings.Contains(c.db, "://") && !isPostgres(c.db) {
 		fault("db", redacted(c.db), "a file, or a URL that begins with postgres://")

@@ -19,6 +19,7 @@ func TestAFlagThatCannotBeUsedIsNamedWithWhatWouldBeRight(t *testing.T) {
 		{"-duration=500ms", "-duration is 500ms, want whole milliseconds from 1s"},
 		{"-duration=2s -ttl=3s", "-duration is 2s, want whole milliseconds from 3s"},
 		{"-redis=localhost", `-redis is "localhost", want host:port`},
+		{"-metrics=9100", `-metrics is "9100", want host:port`},
 		{"-db=mysql://u:secret@localhost/x", `-db is mysql://u:xxxxx@localhost/x, want a file, or a URL that begins with postgres://`},
 		{"-out=/nowhere/at/all.html", `-out is "/nowhere/at/all.html", want a file in a directory that exists`},
 		{"-out=.", `-out is ".", want a file, not a directory`},
@@ -42,11 +43,11 @@ func TestFlagsSayWhatIsRun(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "x.html")
 	c, err := parse([]string{
 		"-redis", "127.0.0.1:6379", "-db", "postgres://u@h/d", "-instances", "3", "-callers", "4",
-		"-ttl", "2s", "-load", "50ms", "-duration", "5s", "-json", "-out", out,
+		"-ttl", "2s", "-load", "50ms", "-duration", "5s", "-json", "-metrics", ":9100", "-out", out,
 	}, io.Discard)
 	want := config{
 		redis: "127.0.0.1:6379", db: "postgres://u@h/d", instances: 3, callers: 4,
-		ttl: 2 * time.Second, load: 50 * time.Millisecond, duration: 5 * time.Second, json: true, out: out,
+		ttl: 2 * time.Second, load: 50 * time.Millisecond, duration: 5 * time.Second, json: true, metrics: ":9100", out: out,
 	}
 	if err != nil || c != want {
 		t.Errorf("parsed %+v, %v; want %+v", c, err, want)

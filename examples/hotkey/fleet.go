@@ -32,19 +32,20 @@ type instance struct {
 	err      error
 	mu       sync.Mutex
 	progress progress // the last; protected by mu
+	board    *board   // where its metrics are shown; nil for nowhere
 }
 
 // runPhase runs the instances of j and adds up what they measured. However it
-// ends, no instance is left.
-func runPhase(ctx context.Context, j job, stderr io.Writer) (result, error) {
+// ends, no instance is left. Their metrics are shown on board, unless it is nil.
+func runPhase(ctx context.Context, j job, board *board, stderr io.Writer) (result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, j.limit(), fmt.Errorf("the phase %s took longer than %v", j.Phase, j.limit()))
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 
 	f := &fleet{stderr: stderr}
-	for range j.Instances {
-		i, err := startInstance(ctx, j, stderr, &running)
+	for j.Instance = range j.Instances {
+		i, err := startInstance(ctx, j, board, stderr, &running)
 		if err != nil {
 			return result{}, err
 		}
@@ -126,7 +127,7 @@ func (f *fleet) showProgress(j job, quit <-chan struct{}) {
 
 // startInstance runs this program again as an instance, and keeps reading what it
 // says until it ends, in a goroutine of running.
-func startInstance(ctx context.Context, j job, stderr io.Writer, running *sync.WaitGroup) (*instance, error) {
+func startInstance(ctx context.Context, j job, board *board, stderr io.Writer, running *sync.WaitGroup) (*instance, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -134,7 +135,7 @@ func startInstance(ctx context.Context, j job, stderr io.Writer, running *sync.W
 	cmd := exec.CommandContext(ctx, exe)
 	cmd.Env = append(os.Environ(), workerEnv+"=1")
 	cmd.Stderr = stderr
-	i := &instance{said: make(chan message, 2)} // all it ever says: ready, and its result
+	i := &instance{said: make(chan message, 2), board: board} // all it ever says: ready, and its result
 	if i.stdin, err = cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -149,13 +150,13 @@ func startInstance(ctx context.Context, j job, stderr io.Writer, running *sync.W
 	}
 	running.Go(func() {
 		defer close(i.said)
-		readErr := i.listen(stdout)
+		readErr := i.listen(j.Instance, stdout)
 		i.err = errors.Join(readErr, cmd.Wait())
 	})
 	return i, json.NewEncoder(i.stdin).Encode(j)
 }
 
-func (i *instance) listen(stdout io.Reader) error {
+func (i *instance) listen(number int, stdout io.Reader) error {
 	for lines := json.NewDecoder(stdout); ; {
 		var m message
 		if err := lines.Decode(&m); errors.Is(err, io.EOF) {
@@ -163,10 +164,14 @@ func (i *instance) listen(stdout io.Reader) error {
 		} else if err != nil {
 			return err
 		}
+		if m.Result != nil {
+			i.board.show(number, m.Result.Metrics)
+		}
 		if m.Progress == nil {
 			i.said <- m
 			continue
 		}
+		i.board.show(number, m.Progress.Metrics)
 		i.mu.Lock()
 		i.progress = *m.Progress
 		i.mu.Unlock()

@@ -58,12 +58,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer world.close()
+	var shown *board
+	if c.metrics != "" {
+		if shown, err = openBoard(ctx, c.metrics, c.instances); err != nil {
+			return fmt.Errorf("-metrics %s: %w; want a host:port where this program can listen", c.metrics, err)
+		}
+		defer shown.close()
+	}
 	var r report
 	for _, name := range []string{aside, gated} {
 		j := world.job(c, name)
-		measured, err := runPhase(ctx, j, stderr)
+		j.Metrics = shown != nil && name == gated
+		measured, err := runPhase(ctx, j, shown, stderr)
 		if err != nil {
 			return err
+		}
+		if j.Metrics {
+			_, _ = io.WriteString(stderr, countsTable(measured.Counts))
 		}
 		r.Phases = append(r.Phases, newPhase(j, measured))
 	}

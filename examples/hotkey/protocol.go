@@ -10,6 +10,8 @@ type job struct {
 	DB        string
 	Namespace string
 	Instances int
+	Instance  int  // which of them this one is, from 0
+	Metrics   bool // send them, in the phase that has some
 	Callers   int
 	TTL       time.Duration
 	Load      time.Duration
@@ -33,14 +35,17 @@ type progress struct {
 	Requests   int64
 	Queries    int64
 	HotQueries int64
+	Metrics    string `json:",omitempty"` // as Prometheus reads them; "" for none
 }
 
 // result is all that one instance has measured.
 type result struct {
 	Tally      tally
 	RedisCalls int64
-	Queries    []int64 // by slot
-	HotQueries []int64 // by slot
+	Queries    []int64          // by slot
+	HotQueries []int64          // by slot
+	Metrics    string           `json:",omitempty"` // at the very end, as Prometheus reads them
+	Counts     map[string]int64 `json:",omitempty"` // the same, as OpenTelemetry has them
 }
 
 func (r *result) add(o result) {
@@ -48,6 +53,12 @@ func (r *result) add(o result) {
 	r.RedisCalls += o.RedisCalls
 	r.Queries = addSlots(r.Queries, o.Queries)
 	r.HotQueries = addSlots(r.HotQueries, o.HotQueries)
+	for name, n := range o.Counts {
+		if r.Counts == nil {
+			r.Counts = map[string]int64{}
+		}
+		r.Counts[name] += n
+	}
 }
 
 func addSlots(sum, more []int64) []int64 {

@@ -50,12 +50,13 @@ func (c cacheAside) Get(ctx context.Context, id string) (product, error) {
 	return p, c.rdb.Set(ctx, key, stored, c.ttl).Err()
 }
 
-// newReader makes the reader of a phase; end closes what it has opened.
-func newReader(ctx context.Context, j job, rdb *redis.Client, db *database) (r reader, end func(context.Context) error, err error) {
+// newReader makes the reader of a phase; end closes what it has opened, and may be
+// called again. observer, which may be nil, sees what its gate does if it has one.
+func newReader(ctx context.Context, j job, rdb *redis.Client, db *database, observer herdgate.Observer) (r reader, end func(context.Context) error, err error) {
 	if j.Phase == aside {
 		return cacheAside{rdb: rdb, db: db, prefix: j.Namespace, ttl: j.TTL}, func(context.Context) error { return nil }, nil
 	}
-	gate, err := herdgate.Open(ctx, herdgate.Options{Redis: rdb, Namespace: j.Namespace})
+	gate, err := herdgate.Open(ctx, herdgate.Options{Redis: rdb, Namespace: j.Namespace, Observer: observer})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate"
 )
 
 const (
@@ -31,6 +33,7 @@ type worker struct {
 	job    job
 	meter  meter
 	reader reader
+	told   *telemetry // nil: nobody asks for it
 
 	mu  sync.Mutex // protects out
 	out *json.Encoder
@@ -55,7 +58,14 @@ func work(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	defer func() { _ = rdb.Close() }()
 	rdb.AddHook(redisHook{meter: &w.meter, namespace: w.job.Namespace})
 	var end func(context.Context) error
-	if w.reader, end, err = newReader(ctx, w.job, rdb, db); err != nil {
+	var observer herdgate.Observer
+	if w.job.Metrics {
+		if w.told, err = newTelemetry(w.job.Instance); err != nil {
+			return err
+		}
+		observer = w.told.observer
+	}
+	if w.reader, end, err = newReader(ctx, w.job, rdb, db, observer); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, end(context.WithoutCancel(ctx))) }()
@@ -77,6 +87,18 @@ func work(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	measured := w.measure(ctx)
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if w.told != nil {
+		// The loads that still run are counted, and their commits.
+		if err := end(ctx); err != nil {
+			return err
+		}
+		if measured.Metrics, err = w.told.page(); err != nil {
+			return err
+		}
+		if measured.Counts, err = w.told.counts(ctx); err != nil {
+			return err
+		}
 	}
 	return w.say(message{Result: &measured})
 }
@@ -170,8 +192,12 @@ func (w *worker) reportProgress(quit <-chan struct{}) {
 		case <-tick.C:
 		}
 		all, hot := w.meter.queries()
+		var page string
+		if w.told != nil {
+			page, _ = w.told.page() // if it fails, so does the last, and ends this instance
+		}
 		// A parent that does not read any more is dead, and the input ends.
-		_ = w.say(message{Progress: &progress{Requests: w.meter.requests.Load(), Queries: total(all), HotQueries: total(hot)}})
+		_ = w.say(message{Progress: &progress{Requests: w.meter.requests.Load(), Queries: total(all), HotQueries: total(hot), Metrics: page}})
 	}
 }
 

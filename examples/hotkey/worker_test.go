@@ -46,7 +46,7 @@ func TestBothReadersGiveTheProductAndKeepIt(t *testing.T) {
 			defer func() { _ = db.pool.Close() }()
 			rdb := redis.NewClient(&redis.Options{Addr: j.Redis})
 			defer func() { _ = rdb.Close() }()
-			r, end, err := newReader(t.Context(), j, rdb, db)
+			r, end, err := newReader(t.Context(), j, rdb, db, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -19,16 +19,13 @@ import (
 // Options are what a collector is made with. The zero value of each field is its
 // default.
 type Options struct {
-	// Next sees each event after it was counted, in the same goroutine. nil: nobody.
-	Next herdgate.Observer
-
 	// Buckets are the upper bounds of the histograms' buckets, in seconds, above 0
 	// and increasing. Default: 17 from 100 µs to 30 s.
 	Buckets []float64
 
-	// GetDuration adds a histogram of what calls of Get, Fetch and Lookup take. It
-	// costs a local hit more than its counter does. Such a hit is not timed: it counts
-	// as 0 s. Default: no such histogram.
+	// GetDuration adds a histogram of what calls of Get, Fetch, Lookup and Refresh take.
+	// It costs a local hit more than its counter does. Such a hit is not timed: it
+	// counts as 0 s. Default: no such histogram.
 	GetDuration bool
 
 	// NoBus leaves out the metrics of the message bus: for a gate without Redis, which
@@ -37,14 +34,14 @@ type Options struct {
 }
 
 // Collector makes metrics of the events of one gate and its caches. Give it to the
-// gate as Options.Observer, and register it. Two gates of a process need a collector
-// each, registered through prometheus.WrapRegistererWith under a label that tells
-// them apart. No metric has a label that grows with the keys.
+// gate as Options.Observer, alone or through herdgate.Observers, and register it. Two
+// gates of a process need a collector each, registered through
+// prometheus.WrapRegistererWith under a label that tells them apart. No metric has a
+// label that grows with the keys.
 //
 // A collector outlives its gate and keeps the last values: unregister it if the
 // process goes on after Close. Safe for concurrent use.
 type Collector struct {
-	next    herdgate.Observer
 	metrics []prometheus.Collector
 
 	// What is left of the labels of these vectors is the cache.
@@ -78,16 +75,16 @@ func NewCollector(options Options) (*Collector, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Collector{next: options.Next}
+	c := &Collector{}
 	c.caches.Store(&map[string]*series{})
 
-	gets := c.counter("gets_total", "Calls of Get, Fetch and Lookup that ended, by where the value came from.", "outcome")
+	gets := c.counter("gets_total", "Calls of Get, Fetch, Lookup and Refresh that ended, by where the value came from.", "outcome")
 	for outcome := range c.gets {
 		c.gets[outcome] = with(gets, "outcome", herdgate.Outcome(outcome).String())
 	}
 	leases := c.counter("leases_total", "Rebuild leases: won and held by somebody else when asked for, lost and revoked while the loader ran.", "result")
 	commits := c.counter("commits_total", "Loaded values that were stored, refused since the lease was not held any more, or failed to be stored.", "result")
-	changes := c.counter("changes_total", "Keys whose Set, Delete or Expire took effect, or failed or may have.", "result")
+	changes := c.counter("changes_total", "Changes, one for each key of a Set, Delete or Expire, for a Clear and for each invalidation of tags: that took effect, or failed or may have.", "result")
 	c.kinds = map[herdgate.EventKind]*prometheus.CounterVec{
 		herdgate.EventCoalesced:     c.counter("coalesced_gets_total", "Calls that joined the flight of another one in this process."),
 		herdgate.EventLoad:          c.counter("loads_total", "Runs of loaders that ended or were abandoned."),
@@ -99,12 +96,14 @@ func NewCollector(options Options) (*Collector, error) {
 		herdgate.EventBackoff:       c.counter("backoffs_total", "Flights and refreshes that met the mark of a failed load."),
 		herdgate.EventLeaseWon:      with(leases, "result", "won"),
 		herdgate.EventLeaseHeld:     with(leases, "result", "held"),
+		herdgate.EventRenewalFailed: c.counter("renewal_failures_total", "Renewals of a lease that failed and were tried again until it ended."),
 		herdgate.EventLeaseLost:     with(leases, "result", "lost"),
 		herdgate.EventLeaseRevoked:  with(leases, "result", "revoked"),
 		herdgate.EventCommitStored:  with(commits, "result", "stored"),
 		herdgate.EventCommitRefused: with(commits, "result", "refused"),
 		herdgate.EventCommitFailed:  with(commits, "result", "failed"),
 		herdgate.EventBadPayload:    c.counter("bad_payloads_total", "Entries that could not be used and counted as missing."),
+		herdgate.EventOutdated:      c.counter("outdated_total", "Entries from before a Clear, or the invalidation of one of their tags, that counted as missing."),
 		herdgate.EventNewerEntry:    c.counter("newer_entries_total", "Entries of a newer version of the code, which are left alone."),
 		herdgate.EventDegraded:      c.counter("degraded_total", "Flights that went on without Redis, which did not answer."),
 		herdgate.EventChange:        with(changes, "result", "done"),
@@ -113,7 +112,7 @@ func NewCollector(options Options) (*Collector, error) {
 	c.loadDuration = c.histogram("load_duration_seconds", "What loaders took, failed ones included.", buckets)
 	c.waitDuration = c.histogram("wait_duration_seconds", "What flights waited for the load of another process.", buckets)
 	if options.GetDuration {
-		c.getDuration = c.histogram("get_duration_seconds", "What calls of Get, Fetch and Lookup took; a local hit counts as 0 s.", buckets)
+		c.getDuration = c.histogram("get_duration_seconds", "What calls of Get, Fetch, Lookup and Refresh took; a local hit counts as 0 s.", buckets)
 	}
 
 	c.connected = prometheus.NewGauge(prometheus.GaugeOpts{Name: name("bus_connected"), Help: "1 while invalidations arrive, 0 while they may be missed."})
@@ -186,9 +185,6 @@ func (c *Collector) Observe(e herdgate.Event) {
 	default:
 		c.cache(e.Cache).count(e)
 	}
-	if c.next != nil {
-		c.next.Observe(e)
-	}
 }
 
 // cache is the series of a cache. All of them begin with its first event, at 0: a
@@ -225,8 +221,7 @@ func (c *Collector) resolve(cache string) *series {
 	return s
 }
 
-// count ignores kinds and outcomes that this version does not know: a panic would
-// keep them from Options.Next.
+// count ignores kinds and outcomes that this version does not know.
 func (s *series) count(e herdgate.Event) {
 	if e.Kind == herdgate.EventGet {
 		if int(e.Outcome) < len(s.gets) {
