@@ -31,7 +31,7 @@ const Scope = "github.com/herdgate/herdgate/extra/otel"
 // The attributes of metrics and spans. No metric has the key as an attribute.
 const (
 	CacheKey   = attribute.Key("herdgate.cache")
-	OutcomeKey = attribute.Key("herdgate.outcome") // of a get: local, remote, stale, loaded, waited, unlocked, failed
+	OutcomeKey = attribute.Key("herdgate.outcome") // of a get: local, remote, stale, loaded, waited, unlocked, default, failed
 	ResultKey  = attribute.Key("herdgate.result")  // of leases, commits and changes
 	KeyKey     = attribute.Key("herdgate.key")     // of spans, with Options.KeysOnSpans
 	errorType  = attribute.Key("error.type")
@@ -110,11 +110,11 @@ func (o *Observer) Close() error { return o.registration.Unregister() }
 // series is what is counted of one cache, and the options that its measurements and
 // spans are made with.
 type series struct {
-	gets  [herdgate.OutcomeUnlocked + 1]*xsync.Counter
+	gets  [herdgate.OutcomeDefault + 1]*xsync.Counter
 	kinds map[herdgate.EventKind]*atomic.Int64 // as Observer.counters; read-only
 
 	cache     attribute.KeyValue
-	outcomes  [herdgate.OutcomeUnlocked + 1]get
+	outcomes  [herdgate.OutcomeDefault + 1]get
 	succeeded []metric.RecordOption   // a step that did
 	span      []trace.SpanStartOption // shared: clipped before an append
 }

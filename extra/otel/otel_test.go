@@ -137,6 +137,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		{Kind: herdgate.EventChangeFailed},
 		{Kind: herdgate.EventRenewalFailed},
 		{Kind: herdgate.EventOutdated},
+		{Kind: herdgate.EventGet, Outcome: herdgate.OutcomeDefault},
 	} {
 		e.Cache, e.Key = "product", "42"
 		for range i + 1 {
@@ -153,6 +154,8 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.gets{herdgate.cache=product,herdgate.outcome=loaded}":           5,
 		"herdgate.gets{herdgate.cache=product,herdgate.outcome=waited}":           6,
 		"herdgate.gets{herdgate.cache=product,herdgate.outcome=unlocked}":         7,
+		"herdgate.gets{herdgate.cache=product,herdgate.outcome=default}":          30,
+		"herdgate.get.duration{herdgate.cache=product,herdgate.outcome=default}":  30,
 		"herdgate.get.duration{herdgate.cache=product,herdgate.outcome=failed}":   1,
 		"herdgate.get.duration{herdgate.cache=product,herdgate.outcome=remote}":   3,
 		"herdgate.get.duration{herdgate.cache=product,herdgate.outcome=stale}":    4,

@@ -45,7 +45,7 @@ type Collector struct {
 	metrics []prometheus.Collector
 
 	// What is left of the labels of these vectors is the cache.
-	gets         [herdgate.OutcomeUnlocked + 1]*prometheus.CounterVec
+	gets         [herdgate.OutcomeDefault + 1]*prometheus.CounterVec
 	kinds        map[herdgate.EventKind]*prometheus.CounterVec // all others of a cache
 	getDuration  *prometheus.HistogramVec                      // nil: not wanted
 	loadDuration *prometheus.HistogramVec
@@ -61,7 +61,7 @@ type Collector struct {
 
 // series are the metrics of one cache.
 type series struct {
-	gets         [herdgate.OutcomeUnlocked + 1]prometheus.Counter
+	gets         [herdgate.OutcomeDefault + 1]prometheus.Counter
 	kinds        map[herdgate.EventKind]prometheus.Counter
 	getDuration  prometheus.Observer // nil: not wanted
 	loadDuration prometheus.Observer

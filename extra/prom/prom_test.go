@@ -45,6 +45,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 	observe(5, herdgate.Event{Kind: herdgate.EventGet, Outcome: herdgate.OutcomeLoaded})
 	observe(6, herdgate.Event{Kind: herdgate.EventGet, Outcome: herdgate.OutcomeWaited})
 	observe(7, herdgate.Event{Kind: herdgate.EventGet, Outcome: herdgate.OutcomeUnlocked})
+	observe(8, herdgate.Event{Kind: herdgate.EventGet, Outcome: herdgate.OutcomeDefault})
 	observe(8, herdgate.Event{Kind: herdgate.EventCoalesced})
 	observe(9, herdgate.Event{Kind: herdgate.EventLoad, Duration: 750 * time.Millisecond})
 	observe(10, herdgate.Event{Kind: herdgate.EventLoadFailed})
@@ -102,6 +103,7 @@ herdgate_commits_total{cache="product",result="stored"} 20
 herdgate_degraded_total{cache="product"} 25
 # HELP herdgate_gets_total Calls of Get, Fetch, Lookup and Refresh that ended, by where the value came from.
 # TYPE herdgate_gets_total counter
+herdgate_gets_total{cache="product",outcome="default"} 8
 herdgate_gets_total{cache="product",outcome="failed"} 1
 herdgate_gets_total{cache="product",outcome="loaded"} 5
 herdgate_gets_total{cache="product",outcome="local"} 2
