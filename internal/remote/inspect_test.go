@@ -102,7 +102,7 @@ type watched struct{ heard }
 func (w watched) Beat(instance string)   { w.heard <- "beat " + instance }
 func (w watched) Unknown(message string) { w.heard <- "unknown " + message }
 
-func watching(tb testing.TB, s *Store, beats bool) watched { //nolint:revive // what a watch is for
+func watching(tb testing.TB, s *Store, beats bool) watched {
 	tb.Helper()
 	w := watched{make(heard, 1000)}
 	ctx, stop := context.WithCancel(tb.Context())
@@ -159,6 +159,7 @@ func TestAWatchOutlivesSilence(t *testing.T) {
 }
 
 func TestAWatchTellsOfALossAndGoesOn(t *testing.T) {
+	t.Parallel()
 	for name, lose := range map[string]func(*testutil.Proxy){
 		"cut":    (*testutil.Proxy).Cut,
 		"frozen": (*testutil.Proxy).Freeze, // nobody says that the connection is gone

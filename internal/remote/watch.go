@@ -28,12 +28,12 @@ const watchPatience = 2 * time.Second
 // unnoticed. beats adds the heartbeats of all gates of the namespace. It returns an
 // error only if the first subscription fails.
 func (s *Store) Watch(ctx context.Context, w Watcher, beats bool) error {
-	heard := &watch{Watcher: w}
+	heard := &watch{Watcher: w, beats: beats}
 	for {
-		err := s.watch(ctx, heard, beats)
+		err := s.watch(ctx, heard)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // the end that was asked for
 		case !heard.ever:
 			return err
 		case heard.confirmed:
@@ -52,12 +52,13 @@ func (s *Store) Watch(ctx context.Context, w Watcher, beats bool) error {
 
 type watch struct {
 	Watcher
+	beats           bool
 	confirmed, ever bool // the subscription of now, and any
 }
 
 // watch is the life of one subscription. It ends with the first error: go-redis
 // would reconnect silently.
-func (s *Store) watch(ctx context.Context, w *watch, beats bool) error {
+func (s *Store) watch(ctx context.Context, w *watch) error {
 	sub := s.rdb.Subscribe(ctx)
 	closing := context.AfterFunc(ctx, func() { _ = sub.Close() }) // interrupts a read
 	defer func() {
@@ -65,7 +66,7 @@ func (s *Store) watch(ctx context.Context, w *watch, beats bool) error {
 		_ = sub.Close()
 	}()
 	subscribe, to := sub.Subscribe, s.channel
-	if beats { // they have a channel for each gate; the bus has a name of the same form
+	if w.beats { // they have a channel for each gate; the bus has a name of the same form
 		subscribe, to = sub.PSubscribe, s.namespace+":*"
 	}
 	if err := subscribe(ctx, to); err != nil {
