@@ -62,15 +62,14 @@ type changed struct {
 
 // change makes a change as a gate does: with the script that also tells every gate.
 func (c *connection) change(ctx context.Context, ch remote.Change) (changed, error) {
-	keys := c.Keys(ch.Cache, ch.Key)
 	failed := func(err error, state string) error {
 		return fmt.Errorf("%s %s %q: %w%s", ch.Op, ch.Cache, ch.Key, c.explain(err), state)
 	}
-	before, err := c.Inspect(ctx, keys)
+	before, err := c.Inspect(ctx, ch.Cache, ch.Key)
 	if err != nil {
 		return changed{}, failed(err, "; nothing was changed")
 	}
-	switch result, err := c.Change(ctx, keys, ch); {
+	switch result, err := c.Change(ctx, before.Keys, ch); {
 	case err != nil:
 		return changed{}, failed(err, "; it may still have happened: run it again")
 	case result != remote.Done:

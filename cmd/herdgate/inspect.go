@@ -51,6 +51,7 @@ type report struct {
 	Cache      string    `json:"cache"`
 	Key        string    `json:"key"`
 	ServerTime time.Time `json:"server_time"` // Redis's clock, from which ages count
+	Generation uint64    `json:"generation"`  // of the cache, since it was cleared or first used; 0: none
 	Entry      entry     `json:"entry"`
 	Build      build     `json:"build"`
 }
@@ -69,20 +70,22 @@ type entry struct {
 
 // header is the header of an entry, decoded.
 type header struct {
-	Codec      string     `json:"codec"`
-	Schema     uint16     `json:"schema"`   // Policy.Version
-	Negative   bool       `json:"negative"` // a remembered not-found
-	Flags      []string   `json:"flags"`
-	Version    string     `json:"version"`  // random for each store
-	BuiltAt    *time.Time `json:"built_at"` // null: marked stale by an expire
-	Age        *millis    `json:"age_ms"`   // null: not known
-	Fresh      millis     `json:"fresh_ms"` // these three count from built_at
-	Hard       millis     `json:"hard_ms"`
-	Early      millis     `json:"early_ms"`
-	FreshLeft  *millis    `json:"fresh_left_ms"` // below zero: since when it is not
-	HardLeft   *millis    `json:"hard_left_ms"`
-	EarlyLeft  *millis    `json:"early_left_ms"`
-	Generation uint64     `json:"generation"` // of the cache, now
+	Codec     string     `json:"codec"`
+	Schema    uint16     `json:"schema"`   // Policy.Version
+	Negative  bool       `json:"negative"` // a remembered not-found
+	Flags     []string   `json:"flags"`
+	Version   string     `json:"version"`  // random for each store
+	BuiltAt   *time.Time `json:"built_at"` // null: marked stale by an expire
+	Age       *millis    `json:"age_ms"`   // null: not known
+	Fresh     millis     `json:"fresh_ms"` // these three count from built_at
+	Hard      millis     `json:"hard_ms"`
+	Early     millis     `json:"early_ms"`
+	FreshLeft *millis    `json:"fresh_left_ms"` // below zero: since when it is not
+	HardLeft  *millis    `json:"hard_left_ms"`
+	EarlyLeft *millis    `json:"early_left_ms"`
+	Tags      []string   `json:"tags,omitempty"`
+	Token     string     `json:"token,omitempty"` // that the loader gave it
+	tagsAt    uint64     // the number that its tags must not exceed
 }
 
 // build is what stands at the build key.
@@ -111,26 +114,29 @@ func (m millis) MarshalJSON() ([]byte, error) {
 
 func (m millis) String() string { return time.Duration(m).Round(time.Millisecond).String() }
 
-// generation of a cache, part of the hash in its entries.
-const generation = 0
-
 // inspect reads and explains the two Redis keys of a key.
 func (c *connection) inspect(ctx context.Context, namespace, cache, key string) (*report, error) {
-	keys := c.Keys(cache, key)
-	found, err := c.Inspect(ctx, keys)
+	found, err := c.Inspect(ctx, cache, key)
 	if err != nil {
 		return nil, c.explain(err)
 	}
-	return &report{
-		Namespace: namespace, Cache: cache, Key: key,
-		ServerTime: moment(found.Now),
-		Entry:      describeEntry(keys, found.Entry, found.Now),
-		Build:      describeBuild(keys, found.Build, found.Now),
-	}, nil
+	r := &report{
+		Namespace: namespace, Cache: cache, Key: key, ServerTime: moment(found.Now), Generation: found.Generation,
+		Entry: describeEntry(found), Build: describeBuild(found),
+	}
+	if h := r.Entry.Header; h != nil && len(h.Tags) > 0 {
+		numbers, err := c.TagNumbers(ctx, cache, h.Tags)
+		if err != nil {
+			return nil, c.explain(err)
+		}
+		r.Entry.compare(numbers)
+	}
+	return r, nil
 }
 
-func describeEntry(keys remote.Keys, raw remote.Raw, now time.Duration) entry {
-	e := entry{RedisKey: keys.V, State: "absent", Type: raw.Type, TTL: ttl(raw), Bytes: len(raw.Value)}
+func describeEntry(found remote.Inspection) entry {
+	raw := found.Entry
+	e := entry{RedisKey: found.Keys.V, State: "absent", Type: raw.Type, TTL: ttl(raw), Bytes: len(raw.Value)}
 	unusable := func(why string) entry {
 		e.State, e.Why, e.Payload = "unusable", why, preview(raw.Value)
 		return e
@@ -144,22 +150,37 @@ func describeEntry(keys remote.Keys, raw remote.Raw, now time.Duration) entry {
 	}
 	h, body, err := wire.Describe(raw.Value)
 	if h != (wire.Header{}) {
-		e.Header = describeHeader(h, now)
+		e.Header = describeHeader(h, found.Now)
+	}
+	if err == nil && h.KeyHash != wire.KeyHash(found.Keys.V, found.Generation) {
+		err = wire.ErrOther
+	}
+	if err == nil && h.Flags&wire.FlagExtended != 0 {
+		var x wire.Extended
+		if x, body, err = wire.CutExtended(body); err == nil {
+			e.Header.Tags, e.Header.Token, e.Header.tagsAt = x.Tags, x.Token, x.TagsAt
+		}
 	}
 	switch {
 	case errors.Is(err, wire.ErrNewer):
 		return unusable("a newer version of herdgate wrote it: " + reason(err))
 	case err != nil:
 		return unusable(reason(err))
-	case h.KeyHash != wire.KeyHash(keys.V, generation):
-		return unusable("it belongs to another key or to a cleared generation of the cache")
 	}
-	e.Payload = decode(h.Codec, body)
-	if e.Header.Negative {
-		e.Payload = payload{}
+	if !e.Header.Negative {
+		e.Payload = decode(h.Codec, body)
 	}
 	e.State, e.Why = e.Header.state()
 	return e
+}
+
+// compare says whether a tag was invalidated, by the numbers of the tags.
+func (e *entry) compare(numbers []uint64) {
+	for i, n := range numbers {
+		if n > e.Header.tagsAt {
+			e.State, e.Why = "unusable", fmt.Sprintf("its tag %q was invalidated, or forgotten by Redis, after it was loaded", e.Header.Tags[i])
+		}
+	}
 }
 
 // reason is an error of package wire without what all of them begin with.
@@ -175,7 +196,7 @@ func describeHeader(h wire.Header, now time.Duration) *header {
 	ms := func(n uint32) millis { return millis(time.Duration(n) * time.Millisecond) }
 	d := &header{
 		Codec: codecName(h.Codec), Schema: h.Schema, Negative: h.Flags&wire.FlagNegative != 0, Flags: flagNames(h.Flags),
-		Version: fmt.Sprintf("%016x", h.Version), Fresh: ms(h.Fresh), Hard: ms(h.Hard), Early: ms(h.Early), Generation: generation,
+		Version: fmt.Sprintf("%016x", h.Version), Fresh: ms(h.Fresh), Hard: ms(h.Hard), Early: ms(h.Early),
 	}
 	if h.BuiltAt <= 0 {
 		return d
@@ -206,8 +227,9 @@ func (h *header) state() (state, why string) {
 	return "fresh", ""
 }
 
-func describeBuild(keys remote.Keys, raw remote.Raw, now time.Duration) build {
-	d := build{RedisKey: keys.B, State: "nothing", Type: raw.Type, TTL: ttl(raw)}
+func describeBuild(found remote.Inspection) build {
+	raw := found.Build
+	d := build{RedisKey: found.Keys.B, State: "nothing", Type: raw.Type, TTL: ttl(raw)}
 	if raw.Type == "" {
 		return d
 	}
@@ -230,7 +252,7 @@ func describeBuild(keys remote.Keys, raw remote.Raw, now time.Duration) build {
 		d.State = "lease"
 	case remote.Failed:
 		d.State = "failed"
-		rest := millis(max(0, b.RetryAt-now))
+		rest := millis(max(0, b.RetryAt-found.Now))
 		d.RetryIn = &rest
 	case remote.Cooling:
 		d.State = "cooling"

@@ -256,15 +256,17 @@ func TestAPayloadThatCannotBeDecodedIsShownInHex(t *testing.T) {
 
 func FuzzWhateverIsStoredIsDescribed(f *testing.F) {
 	keys := remote.Keys{V: "shop:v:product:{42}", B: "shop:b:product:{42}"}
-	h := wire.Header{Codec: 1, KeyHash: wire.KeyHash(keys.V, 0), Fresh: 1, Hard: 2}
+	h := wire.Header{Codec: 1, KeyHash: wire.KeyHash(keys.V, 7), Fresh: 1, Hard: 2}
 	f.Add(wire.Append(nil, h, []byte("\x81\xa1a\x01")), []byte("L 0 1 2 ab"), byte(1), int64(5))
 	f.Add([]byte("text"), []byte("F 1 2 3 error"), byte(2), int64(0))
 	f.Fuzz(func(t *testing.T, stored, mark []byte, id byte, now int64) {
-		for _, value := range [][]byte{stored, wire.Append(nil, wire.Header{Codec: id, KeyHash: h.KeyHash, BuiltAt: now, Hard: 1 << 20}, stored)} {
-			r := report{
-				Entry: describeEntry(keys, remote.Raw{Type: "string", Value: value, TTL: time.Minute}, time.Duration(now)),
-				Build: describeBuild(keys, remote.Raw{Type: "string", Value: mark, TTL: time.Minute}, time.Duration(now)),
+		for _, value := range [][]byte{stored, wire.Append(nil, wire.Header{Codec: id, Flags: wire.Flags(len(mark)), KeyHash: h.KeyHash, BuiltAt: now, Hard: 1 << 20}, stored)} {
+			found := remote.Inspection{
+				Keys: keys, Generation: 7, Now: time.Duration(now),
+				Entry: remote.Raw{Type: "string", Value: value, TTL: time.Minute},
+				Build: remote.Raw{Type: "string", Value: mark, TTL: time.Minute},
 			}
+			r := report{Entry: describeEntry(found), Build: describeBuild(found)}
 			if r.Entry.State == "absent" || r.Build.State == "nothing" {
 				t.Errorf("%q, %q are described as %+v", value, mark, r)
 			}
@@ -292,10 +294,10 @@ func TestWhatNoHerdgateWroteIsShownAndCalledSo(t *testing.T) {
 		do       func() error
 		err, out string
 	}{
-		"another type":    {func() error { return s.rdb.HSet(t.Context(), v, "f", "x").Err() }, "the Redis key is a hash, and entries are strings", "TTL       none"},
+		"another type":    {func() error { return s.rdb.HSet(t.Context(), v, "f", "x").Err() }, "the Redis key is a hash, and entries are strings", "TTL        none"},
 		"text":            {set(v, "hello, \x1b[31mworld", 0), "shorter than its header", "|hello, .[31mworl|"},
 		"long text":       {set(v, strings.Repeat("hello", 100), time.Hour), "the magic is missing", "and 244 bytes more"},
-		"nothing in it":   {set(v, "", time.Hour), "shorter than its header", "size      0 bytes"},
+		"nothing in it":   {set(v, "", time.Hour), "shorter than its header", "size       0 bytes"},
 		"cut off":         {set(v, stored[:len(stored)-1], time.Hour), "the checksum does not match", "codec msgpack, schema 3, no flags"},
 		"another key's":   {set(v, stored, time.Hour), "it belongs to another key", "codec msgpack, schema 3, no flags"},
 		"a newer format":  {set(v, string(newer), time.Hour), "a newer version of herdgate wrote it: newer format", "00000000  c1 68 09"},
@@ -319,6 +321,74 @@ func TestWhatNoHerdgateWroteIsShownAndCalledSo(t *testing.T) {
 			t.Errorf("%s: %s", name, a.out)
 		}
 	}
+}
+
+func TestInspectTellsTagsAndWhetherTheyHold(t *testing.T) {
+	s := newShop(t)
+	cache, other := newCache[product](t, s.gate(), nil, steady()), newCache[product](t, s.gate(), nil, steady())
+	set := func() {
+		t.Helper()
+		s.must(cache.Set(t.Context(), "42", product{ID: "42"}, herdgate.EntryTags("brand:a", "b b")))
+	}
+	agrees := func(want bool) {
+		t.Helper()
+		if _, found, err := other.Peek(t.Context(), "42"); err != nil || found != want {
+			t.Errorf("the library serves it: %v, want %v (%v)", found, want, err)
+		}
+	}
+	const outdated = "was invalidated, or forgotten by Redis, after it was loaded"
+	set()
+	s.tool("inspect", "42").expect(t, exitDone, "") // nobody has asked for the tags yet, and nothing was invalidated
+	s.must(cache.InvalidateTags(t.Context(), "another"))
+	s.tool("inspect", "42").expect(t, exitFailed, outdated) // the tags may have been, before Redis forgot them
+	agrees(false)
+	set()
+	agrees(true)
+	a := s.tool("inspect", "42")
+	a.expect(t, exitDone, "")
+	if !strings.Contains(a.out, `tags       "brand:a" "b b"`) || !strings.Contains(a.out, `"ID": "42"`) {
+		t.Errorf("got %s", a.out)
+	}
+	s.must(cache.InvalidateTags(t.Context(), "b b"))
+	a = s.tool("inspect", "42")
+	a.expect(t, exitFailed, `its tag "b b" `+outdated)
+	agrees(false)
+	if !strings.Contains(a.out, `"ID": "42"`) {
+		t.Errorf("got %s", a.out)
+	}
+	set()
+	s.must(s.rdb.Del(t.Context(), "shop:t:{product}", "shop:t:{product}:brand:a").Err())
+	s.tool("inspect", "42").expect(t, exitFailed, `its tag "brand:a" `+outdated)
+}
+
+type tokenLoader struct{}
+
+func (tokenLoader) Load(_ context.Context, l *herdgate.Load[product]) (product, error) {
+	l.SetToken("etag \x1b1")
+	return product{ID: l.Key()}, nil
+}
+
+func TestInspectTellsAToken(t *testing.T) {
+	s := newShop(t)
+	cache, err := herdgate.NewLoader(s.gate(), "product", tokenLoader{}, steady())
+	s.must(err)
+	_, err = cache.Get(t.Context(), "42")
+	s.must(err)
+	a := s.tool("inspect", "42")
+	a.expect(t, exitDone, "")
+	if !strings.Contains(a.out, `token      "etag \x1b1"`) || !strings.Contains(a.out, "flags extended") || !strings.Contains(a.out, `"ID": "42"`) {
+		t.Errorf("got %s", a.out)
+	}
+}
+
+func TestAnEntryFromBeforeAClearIsCalledSo(t *testing.T) {
+	s := newShop(t)
+	cache := newCache[product](t, s.gate(), nil, steady())
+	s.must(cache.Set(t.Context(), "42", product{ID: "42"}))
+	s.must(cache.Clear(t.Context()))
+	s.tool("inspect", "42").expect(t, exitFailed, "it belongs to another key or to a cleared generation")
+	s.must(cache.Set(t.Context(), "42", product{ID: "42"}))
+	s.tool("inspect", "42").expect(t, exitDone, "")
 }
 
 func TestAKeyOfWhichNothingIsKnownIsAFailure(t *testing.T) {

@@ -130,6 +130,7 @@ func golden(t *testing.T, name, got string) {
 		{`\d\d:\d\d:\d\d\.\d{3}`, "TIME"},
 		{`127\.0\.0\.1:\d+`, "ADDRESS"},
 		{`"nonce": \d+`, `"nonce": N`},
+		{`"generation": \d+`, `"generation": N`},
 		{`nonce \d+`, "nonce N"},
 		{`\b[0-9a-f]{16,32}\b`, "HEX"},
 		{`_ms": -?\d+`, `_ms": N`},

@@ -5,13 +5,14 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // page writes lines of a name and what is to be said of it.
 type page struct{ io.Writer }
 
 func (p page) line(name, format string, args ...any) {
-	_, _ = fmt.Fprintf(p, "  %-9s %s\n", name, fmt.Sprintf(format, args...))
+	_, _ = fmt.Fprintf(p, "  %-10s %s\n", name, fmt.Sprintf(format, args...))
 }
 
 const timeFormat = "2006-01-02 15:04:05.000 MST"
@@ -19,7 +20,12 @@ const timeFormat = "2006-01-02 15:04:05.000 MST"
 // write tells the report to a person.
 func (r *report) write(out io.Writer) {
 	p := page{out}
-	_, _ = fmt.Fprintf(p, "%s %s in namespace %s, %s by Redis's clock\n\n", r.Cache, strconv.Quote(r.Key), r.Namespace, r.ServerTime.Format(timeFormat))
+	_, _ = fmt.Fprintf(p, "%s %q in namespace %s, %s by Redis's clock\n", r.Cache, r.Key, r.Namespace, r.ServerTime.Format(timeFormat))
+	if r.Generation == 0 {
+		_, _ = fmt.Fprintf(p, "the cache has no generation: nobody has read it since Redis was emptied\n\n")
+	} else {
+		_, _ = fmt.Fprintf(p, "the cache was cleared, or first used, %s\n\n", moment(time.Duration(r.Generation)*time.Microsecond).Format(timeFormat))
+	}
 	r.Entry.write(p)
 	_, _ = fmt.Fprintln(p)
 	r.Build.write(p)
@@ -82,6 +88,20 @@ func (h *header) write(p page) {
 	}
 	p.line("header", "format 1, codec %s, schema %d, %s", h.Codec, h.Schema, flags)
 	p.line("version", "%s", h.Version)
+	if len(h.Tags) > 0 {
+		p.line("tags", "%s", quoted(h.Tags))
+	}
+	if h.Token != "" {
+		p.line("token", "%q", h.Token)
+	}
+}
+
+func quoted(names []string) string {
+	var all []string
+	for _, name := range names {
+		all = append(all, strconv.Quote(name))
+	}
+	return strings.Join(all, " ")
 }
 
 // span is a part of an entry's life, and what is left of it.

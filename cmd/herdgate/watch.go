@@ -46,9 +46,10 @@ type watcher struct {
 // heard is a message of the bus, or a heartbeat.
 type heard struct {
 	Time     time.Time `json:"time"` // of this machine, when it came
-	Kind     string    `json:"kind"` // delete, expire, set; wake-up, beat, unknown
+	Kind     string    `json:"kind"` // delete, expire, set, clear, tags; wake-up, beat, unknown
 	Cache    string    `json:"cache,omitempty"`
 	Key      *string   `json:"key,omitempty"`
+	Tags     []string  `json:"tags,omitempty"`     // tags: those invalidated
 	Instance string    `json:"instance,omitempty"` // the gate that made the change or is alive
 	ID       string    `json:"id,omitempty"`       // of the change
 	Message  string    `json:"message,omitempty"`  // unknown: all of it
@@ -64,8 +65,14 @@ func (w *watcher) print(h heard) {
 		return
 	}
 	line := fmt.Sprintf("%s  %-7s", h.Time.Format("15:04:05.000"), h.Kind)
+	if h.Cache != "" {
+		line += "  " + h.Cache
+	}
 	if h.Key != nil {
-		line += "  " + h.Cache + " " + strconv.Quote(*h.Key)
+		line += " " + strconv.Quote(*h.Key)
+	}
+	if len(h.Tags) > 0 {
+		line += " " + quoted(h.Tags)
 	}
 	if h.Instance != "" {
 		line += "  by " + h.Instance
@@ -76,12 +83,22 @@ func (w *watcher) print(h heard) {
 	_, _ = fmt.Fprintln(w.out, line)
 }
 
-// Invalidated implements remote.Listener.
+// Cleared implements remote.Receiver.
+func (w *watcher) Cleared(c remote.Cleared) {
+	w.print(heard{Kind: "clear", Cache: c.Cache, Instance: c.Instance, ID: c.ID})
+}
+
+// TagsRaised implements remote.Receiver.
+func (w *watcher) TagsRaised(t remote.TagsRaised) {
+	w.print(heard{Kind: "tags", Cache: t.Cache, Tags: t.Tags, Instance: t.Instance, ID: t.ID})
+}
+
+// Invalidated implements remote.Receiver.
 func (w *watcher) Invalidated(i remote.Invalidation) {
 	w.print(heard{Kind: string(i.Op), Cache: i.Cache, Key: &i.Key, Instance: i.Instance, ID: i.ID})
 }
 
-// Woken implements remote.Listener.
+// Woken implements remote.Receiver.
 func (w *watcher) Woken(cache, key string) { w.print(heard{Kind: "wake-up", Cache: cache, Key: &key}) }
 
 // Beat implements remote.Watcher.
@@ -90,12 +107,12 @@ func (w *watcher) Beat(instance string) { w.print(heard{Kind: "beat", Instance: 
 // Unknown implements remote.Watcher.
 func (w *watcher) Unknown(message string) { w.print(heard{Kind: "unknown", Message: message}) }
 
-// Confirmed implements remote.Listener.
+// Confirmed implements remote.Receiver.
 func (w *watcher) Confirmed() {
 	_, _ = fmt.Fprintf(w.notes, "watching namespace %s on %s\n", w.namespace, w.address)
 }
 
-// Lost implements remote.Listener.
+// Lost implements remote.Receiver.
 func (w *watcher) Lost(reason error) {
 	_, _ = fmt.Fprintf(w.notes, "messages are missed from here on: %v\n", reason)
 }

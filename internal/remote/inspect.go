@@ -3,6 +3,7 @@ package remote
 import (
 	"cmp"
 	"context"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -17,20 +18,23 @@ type Raw struct {
 	TTL   time.Duration // negative: it never expires
 }
 
-// Inspection is what stands at the keys of one cached key, at one moment.
+// Inspection is what is known of one cached key, at about one moment.
 type Inspection struct {
-	Entry Raw
-	Build Raw
-	Now   time.Duration // the server's time since the epoch
+	Keys       Keys
+	Entry      Raw
+	Build      Raw
+	Generation uint64        // of the cache; 0: it has none, and its next reader begins one
+	Now        time.Duration // the server's time since the epoch
 }
 
-// Inspect reads both keys for a person. It changes nothing.
-func (s *Store) Inspect(ctx context.Context, keys Keys) (Inspection, error) {
-	found, err := retried(ctx, s, func(ctx context.Context) (Inspection, error) {
+// Inspect reads what there is of a key for a person. It changes nothing.
+func (s *Store) Inspect(ctx context.Context, cache, key string) (Inspection, error) {
+	keys := s.Keys(cache, key)
+	in, err := retried(ctx, s, func(ctx context.Context) (Inspection, error) {
 		tx := s.rdb.TxPipeline()
 		entry, build := readRaw(ctx, tx, keys.V), readRaw(ctx, tx, keys.B)
 		_, _ = tx.Exec(ctx) // each reply has its own error, and one of them may be none
-		var in Inspection
+		in := Inspection{Keys: keys}
 		var entryErr, buildErr error
 		in.Entry, entryErr = entry.raw()
 		in.Build, buildErr = build.raw()
@@ -39,8 +43,40 @@ func (s *Store) Inspect(ctx context.Context, keys Keys) (Inspection, error) {
 	if err != nil {
 		return Inspection{}, err
 	}
-	found.Now, err = s.ServerNow(ctx, keys)
-	return found, err
+	numbers, err := s.numbers(ctx, s.generationKey(cache))
+	if err != nil {
+		return Inspection{}, err
+	}
+	in.Generation = numbers[0]
+	in.Now, err = s.ServerNow(ctx, keys)
+	return in, err
+}
+
+// TagNumbers reads the numbers of tags, in their order, as Tags does, but changes
+// nothing: those of tags that are not there are what Tags would give them, at least.
+func (s *Store) TagNumbers(ctx context.Context, cache string, tags []string) ([]uint64, error) {
+	numbers, err := s.numbers(ctx, s.tagKeys(cache, tags)...)
+	if err != nil {
+		return nil, err
+	}
+	sequence, numbers := numbers[0], numbers[1:]
+	for i, n := range numbers {
+		if n == 0 {
+			numbers[i] = cmp.Or(sequence, math.MaxUint64)
+		}
+	}
+	return numbers, nil
+}
+
+// numbers reads keys of one slot. What is absent, or no number of ours, is 0.
+func (s *Store) numbers(ctx context.Context, keys ...string) ([]uint64, error) {
+	found, err := retried(ctx, s, func(ctx context.Context) ([]any, error) { return s.rdb.MGet(ctx, keys...).Result() })
+	numbers := make([]uint64, len(found))
+	for i, v := range found {
+		text, _ := v.(string)
+		numbers[i], _ = strconv.ParseUint(text, 10, 64)
+	}
+	return numbers, err
 }
 
 type rawReplies struct {

@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -42,7 +43,7 @@ func TestABuildKeyIsReadAsTheScriptsWriteIt(t *testing.T) {
 		} {
 			must(t, t.rdb.Del(t.Context(), keys.V, keys.B).Err())
 			must(t, step.do())
-			in, err := s.Inspect(t.Context(), keys)
+			in, err := s.Inspect(t.Context(), "c", "k")
 			must(t, err)
 			got, ok := ParseBuild(in.Build.Value)
 			if rest := got.RetryAt - in.Now; got.State == Failed && (rest <= 0 || rest > life) {
@@ -75,7 +76,7 @@ func TestInspectTellsWhateverStandsAtTheKeys(t *testing.T) {
 		expect := func(what string, entry, build Raw) {
 			t.Helper()
 			from := t.rdb.Time(t.Context()).Val()
-			in, err := s.Inspect(t.Context(), keys)
+			in, err := s.Inspect(t.Context(), "c", "k")
 			must(t, err)
 			round := func(r Raw) string { return fmt.Sprintf("%s %q %v", r.Type, r.Value, r.TTL.Round(time.Minute)) }
 			if round(in.Entry) != round(entry) || round(in.Build) != round(build) {
@@ -93,6 +94,33 @@ func TestInspectTellsWhateverStandsAtTheKeys(t *testing.T) {
 		must(t, t.rdb.LPush(t.Context(), keys.V, "x").Err())
 		must(t, t.rdb.HSet(t.Context(), keys.B, "f", "v").Err())
 		expect("other types", Raw{"list", nil, -1}, Raw{"hash", nil, -1})
+	})
+}
+
+func TestInspectReadsNumbersAndBeginsNone(t *testing.T) {
+	everywhere(t, func(t *world) {
+		s := newStore(t.rdb)
+		in, err := s.Inspect(t.Context(), "c", "k")
+		must(t, err)
+		tags, err := s.TagNumbers(t.Context(), "c", []string{"a", "b"})
+		must(t, err)
+		if in.Generation != 0 || tags[0] != math.MaxUint64 || tags[1] != tags[0] {
+			t.Errorf("where there is nothing: generation %d, tags %v", in.Generation, tags)
+		}
+		if n := t.rdb.DBSize(t.Context()).Val(); n != 0 {
+			t.Errorf("it wrote %d keys", n)
+		}
+		generation, err := s.Clear(t.Context(), "c", "1")
+		must(t, err)
+		raised, err := s.RaiseTags(t.Context(), "c", "1", []string{"b"}, life)
+		must(t, err)
+		in, err = s.Inspect(t.Context(), "c", "k")
+		must(t, err)
+		tags, err = s.TagNumbers(t.Context(), "c", []string{"a", "b"})
+		must(t, err)
+		if in.Generation != generation || in.Keys != s.Keys("c", "k") || tags[0] != raised || tags[1] != raised {
+			t.Errorf("got %+v, tags %v; want generation %d and tags %d", in, tags, generation, raised)
+		}
 	})
 }
 
@@ -131,6 +159,12 @@ func TestAWatchHearsWhatComesOverTheBus(t *testing.T) {
 			w.expect(t, fmt.Sprintf("invalidated %q", Invalidation{Instance: "here", ID: c.ID, Op: c.Op, Cache: c.Cache, Key: c.Key}))
 			must(t, rdb.Publish(t.Context(), s.channel, wakeUp("c", "k")).Err())
 			w.expect(t, `woken "c" "k"`)
+			generation, err := s.Clear(t.Context(), "c", "1")
+			must(t, err)
+			w.expect(t, fmt.Sprintf("%+v", Cleared{"here", "1", "c", generation}))
+			number, err := s.RaiseTags(t.Context(), "c", "1", []string{"a b"}, life)
+			must(t, err)
+			w.expect(t, fmt.Sprintf("%+v", TagsRaised{"here", "1", "c", []string{"a b"}, number}))
 			must(t, rdb.Publish(t.Context(), s.channel, "Z new").Err())
 			w.expect(t, "unknown Z new")
 			// Of another namespace, and no heartbeat.
