@@ -18,7 +18,7 @@ func deleteCommand(flags *flag.FlagSet) action {
 }
 
 func expireCommand(flags *flag.FlagSet) action {
-	return changeCommand(flags, remote.OpExpire, "marked stale")
+	return changeCommand(flags, remote.OpExpire, "expired")
 }
 
 func changeCommand(flags *flag.FlagSet, op remote.Op, done string) action {

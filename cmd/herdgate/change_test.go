@@ -67,7 +67,7 @@ func TestAnExpireMakesEveryServiceRefreshBehindTheOldValue(t *testing.T) {
 	}
 	answer := s.tool("expire", "-json", "1")
 	answer.expect(t, exitDone, "")
-	if want := `{"cache":"product","key":"1","done":"marked stale","stored":true,"held":false}` + "\n"; answer.out != want {
+	if want := `{"cache":"product","key":"1","done":"expired","stored":true,"held":false}` + "\n"; answer.out != want {
 		t.Errorf("got %s", answer.out)
 	}
 	for _, cache := range []*herdgate.Cache[product]{a, b} {

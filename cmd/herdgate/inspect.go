@@ -204,7 +204,9 @@ func describeHeader(h wire.Header, now time.Duration) *header {
 	at := time.UnixMilli(h.BuiltAt).UTC()
 	age := moment(now).Sub(at) // saturates, whatever stands there
 	left := func(of millis) *millis { rest := of - millis(age); return &rest }
-	d.BuiltAt, d.Age = &at, (*millis)(&age)
+	if d.Age = (*millis)(&age); at.Year() <= 9999 { // JSON has no later ones
+		d.BuiltAt = &at
+	}
 	d.FreshLeft, d.HardLeft, d.EarlyLeft = left(d.Fresh), left(d.Hard), left(d.Early)
 	return d
 }

@@ -98,6 +98,10 @@ func TestInspectTellsHowFreshAnEntryIs(t *testing.T) {
 		if got := strings.TrimSpace(r.Entry.State + " " + r.Entry.Why); !strings.HasPrefix(got, e.want) || r.trouble() != nil {
 			t.Errorf("%s is %q, want %q", name, got, e.want)
 		}
+		r.write(io.Discard)
+		if _, err := json.Marshal(r); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -406,11 +410,13 @@ func TestAKeyOfWhichNothingIsKnownIsAFailure(t *testing.T) {
 func TestInspectFindsEveryKeyOfTheLibrary(t *testing.T) {
 	s := newShop(t)
 	cache := newCache[product](t, s.gate(), nil, steady())
-	for _, key := range []string{"", "{user1}cart", "a b", "100%", "}{", "-x", "--", "ключ", "\xff"} {
+	for _, key := range []string{"", "{user1}cart", "a b", "100%", "}{", "-x", "--", "ключ", "\x1b[31m", "\xff"} {
 		s.must(cache.Set(t.Context(), key, product{Name: "of " + key}))
 		a := s.tool("inspect", "--", key)
 		a.expect(t, exitDone, "")
-		if key != "\xff" && !strings.Contains(a.out, `"Name": "of `+key+`"`) {
+		name, err := json.Marshal("of " + key) // also of what is no UTF-8
+		s.must(err)
+		if !strings.Contains(a.out, `"Name": `+string(name)) || strings.Contains(a.out, "\x1b") {
 			t.Errorf("%q: %s", key, a.out)
 		}
 	}

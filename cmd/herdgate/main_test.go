@@ -163,7 +163,7 @@ func TestACommandLineThatMakesNoSenseIsExplained(t *testing.T) {
 		{at("inspect"), "inspect takes one key, not 0"},
 		{at("inspect", "a", "b"), "inspect takes one key, not 2"},
 		{at("delete"), "which keys are to be deleted?"},
-		{at("expire"), "which keys are to be marked stale?"},
+		{at("expire"), "which keys are to be expired?"},
 		{[]string{"delete", "42"}, "of which cache? Name it with -cache"},
 		{[]string{"delete", "-cache", "a:b", "42"}, `-cache is "a:b": want letters, digits`},
 		{at("delete", "-namespace", "", "42"), `-namespace is "": want letters, digits`},

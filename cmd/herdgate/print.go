@@ -72,10 +72,13 @@ func (e entry) story() string {
 }
 
 func (h *header) write(p page) {
-	if h.Age != nil {
-		p.line("age", "%s, stored %s", h.Age, h.BuiltAt.Format(timeFormat))
-	} else {
+	switch {
+	case h.Age == nil:
 		p.line("age", "not known: marked stale")
+	case h.BuiltAt == nil:
+		p.line("age", "%s", h.Age)
+	default:
+		p.line("age", "%s, stored %s", h.Age, h.BuiltAt.Format(timeFormat))
 	}
 	p.line("fresh", "%s", span(h.Fresh, h.FreshLeft))
 	if h.Early < h.Fresh { // else none was drawn

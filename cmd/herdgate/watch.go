@@ -74,7 +74,10 @@ func (w *watcher) print(h heard) {
 	if len(h.Tags) > 0 {
 		line += " " + quoted(h.Tags)
 	}
-	if h.Instance != "" {
+	switch {
+	case h.Kind == "beat":
+		line += "  " + h.Instance
+	case h.Instance != "":
 		line += "  by " + h.Instance
 	}
 	if h.Message != "" {
