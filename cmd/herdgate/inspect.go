@@ -161,6 +161,10 @@ func describeEntry(found remote.Inspection) entry {
 			e.Header.Tags, e.Header.Token, e.Header.tagsAt = x.Tags, x.Token, x.TagsAt
 		}
 	}
+	packed := len(body)
+	if err == nil {
+		body, err = unpack(h.Flags, body)
+	}
 	switch {
 	case errors.Is(err, wire.ErrNewer):
 		return unusable("a newer version of herdgate wrote it: " + reason(err))
@@ -169,6 +173,9 @@ func describeEntry(found remote.Inspection) entry {
 	}
 	if !e.Header.Negative {
 		e.Payload = decode(h.Codec, body)
+		if h.Flags&(wire.FlagS2|wire.FlagZstd) != 0 {
+			e.Payload.Packed = packed
+		}
 	}
 	e.State, e.Why = e.Header.state()
 	return e
@@ -183,11 +190,11 @@ func (e *entry) compare(numbers []uint64) {
 	}
 }
 
-// reason is an error of package wire without what all of them begin with.
+// reason is an error of package wire without what all of them begin with, or any other.
 func reason(err error) string {
 	text := err.Error()
-	if i := strings.LastIndex(text, ": "); i >= 0 {
-		return text[i+2:]
+	for _, kind := range []error{wire.ErrBad, wire.ErrNewer} {
+		text = strings.TrimPrefix(text, kind.Error()+": ")
 	}
 	return text
 }

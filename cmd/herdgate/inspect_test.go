@@ -372,6 +372,29 @@ func (tokenLoader) Load(_ context.Context, l *herdgate.Load[product]) (product, 
 	return product{ID: l.Key()}, nil
 }
 
+func TestInspectUnpacksWhatIsCompressed(t *testing.T) {
+	s := newShop(t)
+	long := strings.Repeat("teapot ", 1000)
+	for flag, how := range map[string]herdgate.Compression{"s2": herdgate.S2, "zstd": herdgate.Zstd} {
+		policy := steady()
+		policy.Compression = how
+		s.must(newCache[product](t, s.gate(), nil, policy).Set(t.Context(), "42", product{Name: long}))
+		a := s.tool("inspect", "42")
+		a.expect(t, exitDone, "")
+		for _, want := range []string{"flags " + flag, "bytes, compressed to ", `"Name": "` + long + `"`} {
+			if !strings.Contains(a.out, want) {
+				t.Errorf("%s lacks %.30q: %.800s", flag, want, a.out)
+			}
+		}
+	}
+	const v = "shop:v:product:{7}"
+	generation, err := s.rdb.Get(t.Context(), "shop:g:product").Uint64()
+	s.must(err)
+	h := wire.Header{Codec: 1, Flags: wire.FlagZstd, KeyHash: wire.KeyHash(v, generation), BuiltAt: 1, Fresh: 1, Hard: 1}
+	s.must(s.rdb.Set(t.Context(), v, wire.Append(nil, h, []byte("not packed")), time.Hour).Err())
+	s.tool("inspect", "7").expect(t, exitFailed, "pack: corrupt: zstd: ")
+}
+
 func TestInspectTellsAToken(t *testing.T) {
 	s := newShop(t)
 	cache, err := herdgate.NewLoader(s.gate(), "product", tokenLoader{}, steady())

@@ -12,15 +12,18 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 
 	"github.com/herdgate/herdgate/codec"
+	"github.com/herdgate/herdgate/internal/pack"
+	"github.com/herdgate/herdgate/internal/wire"
 )
 
 // payload is what an entry holds, as far as it can be shown.
 type payload struct {
-	Bytes int             `json:"bytes"`
-	JSON  json.RawMessage `json:"json,omitempty"` // msgpack and json
-	Hex   string          `json:"hex,omitempty"`  // the beginning of anything else
-	Why   string          `json:"why,omitempty"`  // it is not shown as JSON though it should be
-	raw   []byte          // what Hex shows
+	Bytes  int             `json:"bytes"`
+	Packed int             `json:"packed_bytes,omitempty"` // what it is compressed to
+	JSON   json.RawMessage `json:"json,omitempty"`         // msgpack and json
+	Hex    string          `json:"hex,omitempty"`          // the beginning of anything else
+	Why    string          `json:"why,omitempty"`          // it is not shown as JSON though it should be
+	raw    []byte          // what Hex shows
 }
 
 // previewed is how many bytes are shown of what is not understood.
@@ -31,6 +34,10 @@ func preview(data []byte) payload {
 	return payload{Bytes: len(data), Hex: hex.EncodeToString(raw), raw: raw}
 }
 
+// protobufID is the id of codec/protocodec, whose module is not linked for it: without
+// the type, the payload could not be shown anyhow.
+const protobufID = 4
+
 // codecName is the name of one of herdgate's codecs.
 func codecName(id byte) string {
 	for _, c := range []codec.Codec{codec.Msgpack(), codec.JSON(), codec.Raw()} {
@@ -38,7 +45,25 @@ func codecName(id byte) string {
 			return c.Name()
 		}
 	}
+	switch {
+	case id == protobufID:
+		return "protobuf"
+	case id < codec.FirstUserID:
+		return fmt.Sprintf("%d, which this version does not know", id)
+	}
 	return fmt.Sprintf("%d of the service's own", id)
+}
+
+// unpack returns what the codec had made.
+func unpack(flags wire.Flags, data []byte) ([]byte, error) {
+	var p pack.Packer
+	switch {
+	case flags&wire.FlagS2 != 0:
+		return p.Unpack(pack.S2, data, codec.MaxSize)
+	case flags&wire.FlagZstd != 0:
+		return p.Unpack(pack.Zstd, data, codec.MaxSize)
+	}
+	return data, nil
 }
 
 // decode shows the payload of a codec.
@@ -68,7 +93,11 @@ func (p payload) write(to page) {
 	if p.Why != "" {
 		to.line("payload", "%d bytes, which cannot be decoded: %s", p.Bytes, visible(p.Why))
 	} else if p.Bytes > 0 || p.JSON != nil {
-		to.line("payload", "%d bytes", p.Bytes)
+		packed := ""
+		if p.Packed > 0 {
+			packed = fmt.Sprintf(", compressed to %d", p.Packed)
+		}
+		to.line("payload", "%d bytes%s", p.Bytes, packed)
 	}
 	switch {
 	case p.JSON != nil:
