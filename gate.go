@@ -248,6 +248,19 @@ func (g *Gate) Stats() Stats {
 	return t.stats()
 }
 
+// CacheStats are the counts of each cache, by its name.
+func (g *Gate) CacheStats() map[string]Stats {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make(map[string]Stats, len(g.caches))
+	for name, c := range g.caches {
+		var t totals
+		c.counters().addTo(&t)
+		all[name] = t.stats()
+	}
+	return all
+}
+
 // Connected reports whether the gate's subscription to Redis is confirmed and its
 // heartbeats come back: whether invalidations arrive. It is for dashboards and
 // readiness; a gate that is not connected still serves. Without Redis it is true.

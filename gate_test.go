@@ -270,6 +270,9 @@ func TestStatsAddUpAndEventsAreTheSame(t *testing.T) {
 		if c.Stats().Gets+other.Stats().Gets != s.Gets {
 			w.Error("the caches do not add up to the gate")
 		}
+		if all := g.CacheStats(); len(all) != 2 || all["other"] != other.Stats() || all["things"] != c.Stats() {
+			w.Errorf("stats of the caches %+v", all)
+		}
 	})
 }
 

@@ -36,8 +36,8 @@ type TagsRaised struct {
 	Number       uint64
 }
 
-// Listener is told what comes over the bus, by one goroutine, in order.
-type Listener interface {
+// Receiver is told the messages of the bus, by one goroutine, in order.
+type Receiver interface {
 	// Invalidated: a change was made, by this instance or another one.
 	Invalidated(Invalidation)
 	// Cleared: a generation of a cache began.
@@ -50,6 +50,11 @@ type Listener interface {
 	Lost(reason error)
 	// Confirmed: the server has confirmed the subscription; what is sent from now on arrives.
 	Confirmed()
+}
+
+// Listener is a gate that listens to the bus.
+type Listener interface {
+	Receiver
 
 	// Caches names the caches whose generations are to be read with the heartbeat, and
 	// Generations is told them, 0 for one that could not be read; by another goroutine
@@ -62,6 +67,7 @@ const (
 	heartbeatGrace = 2 * heartbeatEvery // without one for so long, messages may be lost
 	reconnectFloor = 20 * time.Millisecond
 	reconnectCap   = time.Second
+	heartbeat      = "H" // the message
 )
 
 var (
@@ -186,7 +192,7 @@ func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
 					silence.Reset(heartbeatGrace)
 					continue
 				}
-				b.dispatch(m.Payload)
+				dispatch(m.Payload, b.listener)
 			}
 		}
 	}
@@ -223,28 +229,33 @@ func invalidation(instance string, c Change) string {
 func wakeUp(cache, key string) string { return "W " + cache + " " + key }
 
 // dispatch reads a message. One that this version does not know is left to those that do.
-func (b *Bus) dispatch(message string) {
+func dispatch(message string, to Receiver) (known bool) {
 	switch kind, rest, _ := strings.Cut(message, " "); kind {
 	case "I":
 		if f := strings.SplitN(rest, " ", 5); len(f) == 5 {
-			b.listener.Invalidated(Invalidation{Instance: f[0], ID: f[1], Op: Op(f[2]), Cache: f[3], Key: f[4]})
+			to.Invalidated(Invalidation{Instance: f[0], ID: f[1], Op: Op(f[2]), Cache: f[3], Key: f[4]})
+			return true
 		}
 	case "G":
 		if f := strings.Split(rest, " "); len(f) == 4 {
 			if n, err := strconv.ParseUint(f[3], 10, 64); err == nil {
-				b.listener.Cleared(Cleared{Instance: f[0], ID: f[1], Cache: f[2], Generation: n})
+				to.Cleared(Cleared{Instance: f[0], ID: f[1], Cache: f[2], Generation: n})
+				return true
 			}
 		}
 	case "T":
 		if f := strings.SplitN(rest, " ", 4); len(f) == 4 {
 			tags, number, _ := cutTags(f[3])
 			if n, err := strconv.ParseUint(number, 10, 64); err == nil {
-				b.listener.TagsRaised(TagsRaised{Instance: f[0], ID: f[1], Cache: f[2], Tags: tags, Number: n})
+				to.TagsRaised(TagsRaised{Instance: f[0], ID: f[1], Cache: f[2], Tags: tags, Number: n})
+				return true
 			}
 		}
 	case "W":
 		if cache, key, ok := strings.Cut(rest, " "); ok {
-			b.listener.Woken(cache, key)
+			to.Woken(cache, key)
+			return true
 		}
 	}
+	return false
 }

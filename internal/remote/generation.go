@@ -42,7 +42,7 @@ func (s *Store) beat(ctx context.Context, channel string, caches []string) []uin
 	generations := make([]uint64, len(caches))
 	read, _ := bounded(ctx, s, func(ctx context.Context) ([]*redis.StringCmd, error) {
 		pipe := s.rdb.Pipeline()
-		pipe.Publish(ctx, channel, "H")
+		pipe.Publish(ctx, channel, heartbeat)
 		gets := make([]*redis.StringCmd, len(caches))
 		for i, cache := range caches {
 			gets[i] = pipe.Get(ctx, s.generationKey(cache))

@@ -175,17 +175,7 @@ func Parse(entry []byte, want Want) (Header, []byte, error) {
 	}
 
 	payload := entry[HeaderSize:]
-	h := Header{
-		Codec:   entry[codecOffset],
-		Flags:   Flags(entry[flagsOffset]),
-		Schema:  binary.BigEndian.Uint16(entry[schemaOffset:]),
-		KeyHash: binary.BigEndian.Uint64(entry[hashOffset:]),
-		BuiltAt: int64(binary.BigEndian.Uint64(entry[BuiltAtOffset:])),
-		Fresh:   binary.BigEndian.Uint32(entry[freshOffset:]),
-		Hard:    binary.BigEndian.Uint32(entry[hardOffset:]),
-		Early:   binary.BigEndian.Uint32(entry[earlyOffset:]),
-		Version: binary.BigEndian.Uint64(entry[VersionOffset:]),
-	}
+	h := header(entry)
 	var err error
 	switch {
 	case h.KeyHash != want.KeyHash:
@@ -217,6 +207,32 @@ func Parse(entry []byte, want Want) (Header, []byte, error) {
 		return Header{}, nil, err
 	}
 	return h, payload, nil
+}
+
+// header reads the fields of an entry in our format that is no shorter than HeaderSize.
+func header(entry []byte) Header {
+	return Header{
+		Codec:   entry[codecOffset],
+		Flags:   Flags(entry[flagsOffset]),
+		Schema:  binary.BigEndian.Uint16(entry[schemaOffset:]),
+		KeyHash: binary.BigEndian.Uint64(entry[hashOffset:]),
+		BuiltAt: int64(binary.BigEndian.Uint64(entry[BuiltAtOffset:])),
+		Fresh:   binary.BigEndian.Uint32(entry[freshOffset:]),
+		Hard:    binary.BigEndian.Uint32(entry[hardOffset:]),
+		Early:   binary.BigEndian.Uint32(entry[earlyOffset:]),
+		Version: binary.BigEndian.Uint64(entry[VersionOffset:]),
+	}
+}
+
+// Describe reads an entry for a person: as [Parse] does for the cache that stored it, whichever that is. With an error
+// the header is still what stands there if the format is ours, and zero if it is not; nothing vouches for it then.
+func Describe(entry []byte) (Header, []byte, error) {
+	var h Header
+	if len(entry) >= HeaderSize && binary.BigEndian.Uint16(entry) == magic && entry[formatOffset] == format {
+		h = header(entry)
+	}
+	_, payload, err := Parse(entry, Want{Codec: h.Codec, Schema: h.Schema, KeyHash: h.KeyHash})
+	return h, payload, err
 }
 
 // checksum covers the payload's length, the header's bytes before and after built at, and the payload.

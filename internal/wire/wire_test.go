@@ -56,6 +56,34 @@ func TestParseReturnsWhatAppendWasGiven(t *testing.T) {
 	}
 }
 
+func TestDescribeTellsWhatParseCompares(t *testing.T) {
+	h, _ := sample()
+	entry := Append(nil, h, []byte("payload"))
+	got, payload, err := Describe(entry)
+	if err != nil || got != h || string(payload) != "payload" {
+		t.Errorf("got %+v, %q, %v", got, payload, err)
+	}
+}
+
+func TestDescribeTellsTheHeaderAlsoOfAnEntryThatCannotBeRead(t *testing.T) {
+	h, _ := sample()
+	h.Flags = 0x80
+	newer := Append(nil, h, []byte("payload"))
+	if got, payload, err := Describe(newer); !errors.Is(err, errUnknownFlags) || got != h || payload != nil {
+		t.Errorf("unknown flags: got %+v, %q, %v", got, payload, err)
+	}
+	flipped := bytes.Clone(newer)
+	flipped[HeaderSize]++
+	if got, _, err := Describe(flipped); !errors.Is(err, errChecksum) || got != h {
+		t.Errorf("a flipped bit: got %+v, %v", got, err)
+	}
+	for _, foreign := range [][]byte{nil, []byte("hello"), bytes.Repeat([]byte("text"), 20), append([]byte{0xC1, 0x68, 2}, newer[3:]...), newer[:HeaderSize-1]} {
+		if got, _, err := Describe(foreign); err == nil || got != (Header{}) {
+			t.Errorf("%q: got %+v, %v", foreign, got, err)
+		}
+	}
+}
+
 func TestThePayloadAliasesTheEntry(t *testing.T) {
 	h, want := sample()
 	entry := Append(nil, h, []byte("payload"))
@@ -343,6 +371,7 @@ func FuzzParseNeverPanics(f *testing.F) {
 	f.Add([]byte("\xc1\x68\x02"), h.Codec, h.Schema, h.KeyHash)
 	f.Fuzz(func(t *testing.T, entry []byte, codec byte, schema uint16, hash uint64) {
 		Seen(entry)
+		_, _, _ = Describe(entry)
 		got, payload, err := Parse(entry, Want{codec, schema, hash})
 		if err != nil {
 			if errors.Is(err, ErrBad) == errors.Is(err, ErrNewer) {
