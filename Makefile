@@ -28,6 +28,7 @@ needed:
 	@bash .ci/need gcc gcc libc6-dev # the race detector links C
 	@bash .ci/need redis-server redis-server
 	@bash .ci/need redis-cli redis-tools
+	@bash .ci/need promtool prometheus # alert rules and dashboard queries
 
 $(LINT):
 	@echo "building golangci-lint $(LINT_VERSION) into bin/: some minutes, once"
