@@ -235,8 +235,11 @@ func (c *Cache[V]) inMemory() (some, all bool) {
 // that is told of its load.
 func (c *Cache[V]) mayTag() bool {
 	may := func(p plan[V]) bool {
-		_, plain := p.loader.(simple[V])
-		return len(p.policy.Tags) > 0 || p.loads() && !plain
+		switch p.loader.(type) {
+		case nil, simple[V], BatchLoaderFunc[V]:
+			return len(p.policy.Tags) > 0
+		}
+		return true
 	}
 	return may(c.common) || c.rules != nil && slices.ContainsFunc(c.rules.rules, func(r rule[V]) bool { return may(r.plan) })
 }
@@ -285,19 +288,22 @@ func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
 
 // replace moves the epoch, so that nothing read until now is kept, and puts cp in the
 // place of the copy there is, which goes in any case: the entry is another now. nil,
-// or a ticket that does not hold any more, leaves no copy.
-func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) {
+// or a ticket that does not hold any more, leaves no copy. It reports whether the
+// ticket held.
+func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) bool {
 	if c.copies == nil {
-		return
+		return false
 	}
 	s := c.stripe(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if alone := s.epoch.Add(1) == t.epoch+1; cp != nil && alone {
+	alone := s.epoch.Add(1) == t.epoch+1
+	if cp != nil && alone {
 		c.put(key, cp, t)
 	} else {
 		c.copies.Delete(key)
 	}
+	return alone
 }
 
 // put stores a copy in the local tier. The stripe of key must be locked.

@@ -242,7 +242,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		return found[V]{}, nil
 	}
 	seen := wire.Seen(entry)
-	header, payload, err := wire.Parse(entry, wire.Want{Codec: c.policy.Codec.ID(), Schema: c.policy.Version, KeyHash: wire.KeyHash(keys.V, generation)})
+	header, payload, err := wire.Parse(entry, c.want(keys, generation))
 	if errors.Is(err, wire.ErrOther) {
 		c.events.emit(Event{Kind: EventOutdated, Key: key})
 		return found[V]{seen: seen}, nil
@@ -305,6 +305,11 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		cp.check = min(cp.hard, now+unknownCheck) // only Redis knows when it ends
 	}
 	return found[V]{cp: cp, seen: seen, body: b}, nil
+}
+
+// want is what an entry of this cache must look like.
+func (c *Cache[V]) want(keys remote.Keys, generation uint64) wire.Want {
+	return wire.Want{Codec: c.policy.Codec.ID(), Schema: c.policy.Version, KeyHash: wire.KeyHash(keys.V, generation)}
 }
 
 // unknownCheck is how long a copy of unknown age is served without asking Redis.

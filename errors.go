@@ -73,6 +73,36 @@ func (e *LoadError) Error() string {
 // Unwrap returns the loader's error.
 func (e *LoadError) Unwrap() error { return e.Err }
 
+// ManyError says for which keys of a GetMany or Warm there is no value although they
+// may exist. It matches every error of its keys.
+type ManyError struct {
+	Cache string
+	// Failed are the keys: those of a GetMany in the order in which they were asked for.
+	Failed []FailedKey
+	// Asked is how many keys were asked for, each counted once.
+	Asked int
+}
+
+// FailedKey is a key with the error that Get would have returned.
+type FailedKey struct {
+	Key string
+	Err error
+}
+
+// Error implements error.
+func (e *ManyError) Error() string {
+	return fmt.Sprintf("herdgate: %d of %d keys of %s failed, the first %q: %v", len(e.Failed), e.Asked, e.Cache, e.Failed[0].Key, e.Failed[0].Err)
+}
+
+// Unwrap returns the errors of the keys.
+func (e *ManyError) Unwrap() []error {
+	errs := make([]error, len(e.Failed))
+	for i, f := range e.Failed {
+		errs[i] = f.Err
+	}
+	return errs
+}
+
 // BackoffError says that a key is not loaded now, since its last load failed. It
 // matches [ErrBackoff].
 type BackoffError struct {
@@ -139,6 +169,15 @@ func (e *ConfigError) value() string {
 		}
 	}
 	return fmt.Sprint(e.Value)
+}
+
+// saysNotFound reports whether an error means that there is no value, and not that a
+// loader panicked with one that does.
+func saysNotFound(err error) bool { return errors.Is(err, ErrNotFound) && !isPanic(err) }
+
+func isPanic(err error) bool {
+	_, ok := errors.AsType[*singleflight.PanicError](err)
+	return ok
 }
 
 // failureReason names how a load failed, in the letters that the failure mark holds.

@@ -176,3 +176,70 @@ func ExampleCache_Peek() {
 	// false
 	// true Teapot
 }
+
+func ExampleCache_GetMany() {
+	ctx := context.Background()
+	gate, _ := herdgate.Open(ctx, herdgate.Options{})
+	defer gate.Close(ctx)
+	load := herdgate.BatchLoaderFunc[Product](func(_ context.Context, ids []string) (map[string]Product, error) {
+		fmt.Println("SELECT … WHERE id IN", ids)
+		products := map[string]Product{}
+		for _, id := range ids {
+			if id != "0" { // there is no such product: it is left out
+				products[id] = Product{ID: id, Name: "Product " + id}
+			}
+		}
+		return products, nil
+	})
+	products, _ := herdgate.NewLoader(gate, "product", load, herdgate.Policy{})
+
+	for range 2 {
+		found, err := products.GetMany(ctx, []string{"1", "2", "0"})
+		fmt.Println(len(found), found["2"].Name, err)
+	}
+	// Output:
+	// SELECT … WHERE id IN [1 2 0]
+	// 2 Product 2 <nil>
+	// 2 Product 2 <nil>
+}
+
+func ExampleManyError() {
+	ctx := context.Background()
+	gate, _ := herdgate.Open(ctx, herdgate.Options{})
+	defer gate.Close(ctx)
+	products, _ := herdgate.New(gate, "product", func(_ context.Context, id string) (Product, error) {
+		if id == "2" {
+			return Product{}, errors.New("shard is down")
+		}
+		return Product{ID: id, Name: "Product " + id}, nil
+	}, herdgate.Policy{})
+
+	found, err := products.GetMany(ctx, []string{"1", "2", "3"})
+	fmt.Println(len(found), err)
+	if many, ok := errors.AsType[*herdgate.ManyError](err); ok {
+		for _, failed := range many.Failed {
+			fmt.Println(failed.Key)
+		}
+	}
+	// Output:
+	// 2 herdgate: 1 of 3 keys of product failed, the first "2": herdgate: load product "2": shard is down
+	// 2
+}
+
+func ExampleCache_Warm() {
+	ctx := context.Background()
+	gate, _ := herdgate.Open(ctx, herdgate.Options{})
+	defer gate.Close(ctx)
+	products, _ := herdgate.New(gate, "product", loadProduct, herdgate.Policy{})
+
+	err := products.Warm(ctx, []string{"1", "2", "3", "4", "5"}, herdgate.WarmOptions{
+		Batch:    2,
+		Progress: func(done, total int) { fmt.Println(done, "of", total) },
+	})
+	fmt.Println(err)
+	// Output:
+	// 2 of 5
+	// 4 of 5
+	// 5 of 5
+	// <nil>
+}

@@ -31,6 +31,7 @@ type instanceSetup struct {
 	Source   string // address
 	Policy   herdgate.Policy
 	Stubborn bool // its loader ignores the end of its context
+	Many     bool // its loader loads many keys in one call
 }
 
 // service is an instance of a service that uses the library, alone in its process.
@@ -69,7 +70,12 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, gate.Close(context.WithoutCancel(ctx))) }()
-	if s.cache, err = herdgate.New(gate, "things", s.load, s.Policy); err != nil {
+	if s.Many {
+		s.cache, err = herdgate.NewLoader(gate, "things", herdgate.BatchLoaderFunc[Item](s.loadMany), s.Policy)
+	} else {
+		s.cache, err = herdgate.New(gate, "things", s.load, s.Policy)
+	}
+	if err != nil {
 		return err
 	}
 	return s.serve()

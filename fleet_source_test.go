@@ -35,6 +35,7 @@ type source struct {
 	mu      sync.Mutex // protects the fields below
 	version int
 	loads   []*sourceLoad
+	perKey  map[string]int // loads by LoadMany
 }
 
 // sourceLoad is one call of a loader, somewhere in the fleet.

@@ -49,43 +49,64 @@ func (c *Cache[V]) run(f *flight[V], p *plan[V], old *copied[V], lease *lease, s
 	defer stop()
 
 	start := c.gate.now()
-	results := make(chan loaded[V], 1)
-	var over atomic.Bool // the loader has returned, or was abandoned: what comes first
-	c.gate.loaders.Go(func() {
-		load := &Load[V]{key: key, old: old}
-		if old != nil {
-			load.age = old.age(start)
+	load := newLoad(key, old, start)
+	got, abandoned := runLoader(ctx, c.gate, slot, loaded[V]{err: singleflight.ErrGoexit}, func(got *loaded[V]) {
+		got.value, got.err = singleflight.Protect(func() (V, error) { return p.loader.Load(ctx, load) })
+	}, func(late loaded[V]) {
+		if late.err == nil {
+			c.events.emit(Event{Kind: EventCommitRefused, Key: key})
 		}
-		got := loaded[V]{err: singleflight.ErrGoexit}
+	})
+	if abandoned {
+		got.err = context.Cause(ctx)
+		c.events.emit(Event{Kind: EventAbandoned, Key: key})
+	} else {
+		got.load = *load
+	}
+	c.judge(&got, key, p, old, start, context.Cause(ctx))
+	return got
+}
+
+// runLoader runs what calls a loader in a goroutine of its own. If the loader ignores
+// the end of ctx it is left behind, and late is told when it returns. The slot is given
+// back when it returns, or is left behind. got is the result of one that never returns.
+func runLoader[T any](ctx context.Context, g *Gate, slot *loadSlot, got T, load func(*T), late func(T)) (_ T, abandoned bool) {
+	results := make(chan T, 1)
+	var over atomic.Bool // it has returned, or was abandoned: what comes first
+	g.loaders.Go(func() {
 		defer func() { // runs on Goexit, too
-			got.load = *load
 			slot.release()
 			results <- got
-			if !over.CompareAndSwap(false, true) && got.err == nil {
-				c.events.emit(Event{Kind: EventCommitRefused, Key: key})
+			if !over.CompareAndSwap(false, true) {
+				late(got)
 			}
 		}()
-		got.value, got.err = singleflight.Protect(func() (V, error) { return p.loader.Load(ctx, load) })
+		load(&got)
 	})
 	select {
-	case got = <-results:
+	case r := <-results:
+		return r, false
 	case <-ctx.Done():
-		grace := time.NewTimer(loaderGrace)
-		defer grace.Stop()
-		select {
-		case got = <-results:
-		case <-grace.C:
-			if !over.CompareAndSwap(false, true) {
-				got = <-results
-				break
-			}
-			slot.abandon()
-			got.err = context.Cause(ctx)
-			c.events.emit(Event{Kind: EventAbandoned, Key: key})
-		}
 	}
-	_, panicked := errors.AsType[*singleflight.PanicError](got.err)
-	if got.missing = errors.Is(got.err, ErrNotFound) && !panicked; got.missing {
+	grace := time.NewTimer(loaderGrace)
+	defer grace.Stop()
+	select {
+	case r := <-results:
+		return r, false
+	case <-grace.C:
+	}
+	if !over.CompareAndSwap(false, true) {
+		return <-results, false
+	}
+	slot.abandon()
+	var none T
+	return none, true
+}
+
+// judge makes of what a loader has returned what the key's callers get. cause is why
+// the loader's context ended, nil if it did not.
+func (c *Cache[V]) judge(got *loaded[V], key string, p *plan[V], old *copied[V], start time.Duration, cause error) {
+	if got.missing = saysNotFound(got.err); got.missing {
 		got.value = *new(V)
 	}
 	if err := got.load.check(p.policy); err != nil && (got.err == nil || got.missing) {
@@ -98,7 +119,7 @@ func (c *Cache[V]) run(f *flight[V], p *plan[V], old *copied[V], lease *lease, s
 		got.extended = got.load.extended(p.policy)
 	}
 	got.took = c.gate.now() - start
-	got.cause = context.Cause(ctx)
+	got.cause = cause
 	if got.err != nil && errors.Is(got.cause, ErrLoadTimeout) && !errors.Is(got.err, ErrLoadTimeout) {
 		got.err = fmt.Errorf("%w (%v): %w", ErrLoadTimeout, p.policy.LoadTimeout, got.err)
 	}
@@ -106,7 +127,6 @@ func (c *Cache[V]) run(f *flight[V], p *plan[V], old *copied[V], lease *lease, s
 	if got.err != nil && !got.missing {
 		c.events.emit(Event{Kind: EventLoadFailed, Key: key, Duration: got.took, Err: got.err})
 	}
-	return got
 }
 
 // unlocked loads without the lease, when a slot is free in time. What it returns is
@@ -180,11 +200,11 @@ func (c *Cache[V]) keepAlone(key string, got loaded[V], keep keeping, t ticket, 
 // to renew.
 type lease struct{ *lock.Lease }
 
-func (c *Cache[V]) hold(f *flight[V], a acquisition[V], p *plan[V]) *lease {
+func (c *Cache[V]) hold(f *flight[V], leases lock.Backend, a acquisition[V], p *plan[V]) *lease {
 	if c.gate.store == nil {
 		return nil
 	}
-	return &lease{lock.Hold(f.Context(), c.gate.store.Leases(), a.claim, a.Sent, lock.HoldOptions{
+	return &lease{lock.Hold(f.Context(), leases, a.claim, a.Sent, lock.HoldOptions{
 		TTL: p.policy.LockTTL, CallTimeout: c.gate.options.RedisTimeout,
 		Monitor: func(e lock.Event) {
 			if e.Kind == lock.RenewRetried {
@@ -236,17 +256,23 @@ const (
 	slotStray                  // its loader was abandoned and counts against the strays
 )
 
-// slot waits for a load slot until ctx ends. A flight of a loader that calls Get,
+// slot waits for a load slot for flights until ctx ends. A flight of a loader that calls Get,
 // or that such a caller has joined, needs none: its caller has one, and waits (I4).
-func (g *Gate) slot(ctx context.Context, w *work) (*loadSlot, error) {
+func (g *Gate) slot(ctx context.Context, flights ...*work) (*loadSlot, error) {
 	if slot, ok := g.trySlot(ctx); ok {
 		return slot, nil
 	}
 	wait, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := w.borrow(cancel)
+	stops := make([]func() bool, len(flights))
+	for i, w := range flights {
+		stops[i] = w.borrow(cancel)
+	}
 	err := g.slots.Acquire(wait, 1)
-	lent := stop()
+	lent := false
+	for _, stop := range stops {
+		lent = stop() || lent
+	}
 	switch {
 	case err == nil:
 		return &loadSlot{g: g, state: slotTaken}, nil

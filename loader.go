@@ -60,6 +60,14 @@ type settings struct {
 	err        error         // what makes no sense in them
 }
 
+func newLoad[V any](key string, old *copied[V], now time.Duration) *Load[V] {
+	l := &Load[V]{key: key, old: old}
+	if old != nil {
+		l.age = old.age(now)
+	}
+	return l
+}
+
 // Key is the key to load.
 func (l *Load[V]) Key() string { return l.key }
 

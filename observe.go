@@ -33,11 +33,13 @@ type EventKind uint8
 // The kinds of events. Which fields an event has besides Kind and Cache is said in
 // brackets.
 const (
-	// EventGet: a call of Get, Fetch, Lookup or Refresh ended [Key, Outcome, Duration, Err].
+	// EventGet: a call of Get, Fetch, Lookup or Refresh, or one for a key of GetMany, ended
+	// [Key, Outcome, Duration, Err].
 	EventGet EventKind = iota
 	// EventCoalesced: a call joined a flight that another one had started [Key].
 	EventCoalesced
-	// EventLoad: a loader ended, or was abandoned [Key, Duration, Err].
+	// EventLoad: a loader ended, or was abandoned; for a BatchLoader once for each of its
+	// keys [Key, Duration, Err].
 	EventLoad
 	// EventLoadFailed: that loader failed; a not-found is no failure [Key, Duration, Err].
 	EventLoadFailed
@@ -145,6 +147,7 @@ func (s Step) String() string {
 
 // Tracer is an [Observer] that also sees steps begin, to put spans around them. What
 // is said of Observe holds for its methods. If Options.Observer is one, it is used as such.
+// What a batch does in one step for many keys is one step here, with the first of them.
 type Tracer interface {
 	Observer
 	// Begin is called before a step. The step runs with the context that it returns,

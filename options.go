@@ -319,6 +319,16 @@ func (c *checker) size(field string, n *int, byDefault, most int) {
 	}
 }
 
+// positive is count for a field that cannot be Off.
+func (c *checker) positive(field string, n *int, byDefault int) {
+	if *n == 0 {
+		*n = byDefault
+	}
+	if *n < 0 {
+		c.fail(field, *n, "a positive number, or 0 for the default")
+	}
+}
+
 func (c *checker) share(field string, f *float64, byDefault, most float64) {
 	switch {
 	case *f == 0:
@@ -371,7 +381,7 @@ func WithSize[V any](size func(V) int64) Option[V] {
 	return func(h *hooks[V]) { h.size = size }
 }
 
-// WithDefault says what Get, Fetch and Lookup return where there is no value to serve,
+// WithDefault says what Get, Fetch, Lookup and GetMany return where there is no value to serve,
 // not even a stale one, and none could be loaded: value is given the key and the error
 // that they would return, a *[LoadError] or *[BackoffError], and reports whether it has
 // something in its place. That is not kept, and its outcome is OutcomeDefault. An

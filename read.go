@@ -35,6 +35,12 @@ func (c *Cache[V]) lookup(ctx context.Context, key string, p *plan[V]) (Result[V
 	if !served {
 		r, err = c.join(ctx, key, p, start, &c.flights, c.fly)
 	}
+	return c.answer(key, r, err, start)
+}
+
+// answer is what a call returns, counted: the default value where there is an error that
+// it stands for.
+func (c *Cache[V]) answer(key string, r Result[V], err error, start time.Duration) (Result[V], error) {
 	if err != nil && c.hooks.byDefault != nil {
 		if v, ok := c.byDefault(key, err); ok {
 			c.events.got(key, OutcomeDefault, c.gate.now()-start, err)
@@ -68,12 +74,8 @@ func (c *Cache[V]) concluded(key string, r Result[V], err error, start time.Dura
 // local serves a copy that need not be checked with Redis, if there is one, and
 // starts a refresh behind it if it is due.
 func (c *Cache[V]) local(ctx context.Context, key string, p *plan[V]) (r Result[V], served bool, err error) {
-	if c.copies == nil || c.gate.closed.Load() {
-		return r, false, nil
-	}
-	cp := c.copies.Load(key)
-	now := c.gate.now() // after the load: a copy may be stale from the moment it is stored
-	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check || cp.tagged && !c.tags.holds(cp.extended, &cp.turn) {
+	cp, now := c.unchecked(key)
+	if cp == nil {
 		return r, false, nil
 	}
 	r, err = c.serve(ctx, key, p, found[V]{cp: cp, seen: cp.seen}, OutcomeLocal, now)
@@ -84,19 +86,43 @@ func (c *Cache[V]) local(ctx context.Context, key string, p *plan[V]) (r Result[
 // that is due.
 func (c *Cache[V]) serve(ctx context.Context, key string, p *plan[V], read found[V], from Outcome, now time.Duration) (Result[V], error) {
 	if p.loads() {
-		patient := p.policy.SoftTimeout > 0 && read.cp.stale(now)
+		patient := p.waitsSoftly(read.cp, now)
 		if patient || read.cp.due(now) {
 			f := c.refresh(ctx, key, p, read, from)
 			if patient && f != nil {
-				wait, cancel := context.WithTimeout(ctx, p.policy.SoftTimeout)
-				defer cancel()
-				if r, err := f.Wait(wait); err == nil || errors.Is(err, ErrNotFound) {
-					return r, err
-				}
+				return c.softly(ctx, f, p, read, from)
 			}
 		}
 	}
 	return read.cp.result(from, now)
+}
+
+// waitsSoftly reports whether who is served this copy waits for a new one first.
+func (p *plan[V]) waitsSoftly(cp *copied[V], now time.Duration) bool {
+	return p.policy.SoftTimeout > 0 && cp.stale(now)
+}
+
+// softly waits for a refresh for SoftTimeout, and then takes what there is.
+func (c *Cache[V]) softly(ctx context.Context, refresh *flight[V], p *plan[V], read found[V], from Outcome) (Result[V], error) {
+	wait, cancel := context.WithTimeout(ctx, p.policy.SoftTimeout)
+	defer cancel()
+	if r, err := refresh.Wait(wait); err == nil || errors.Is(err, ErrNotFound) {
+		return r, err
+	}
+	return read.cp.result(from, c.gate.now())
+}
+
+// unchecked is the copy of key that need not be checked with Redis, nil for none.
+func (c *Cache[V]) unchecked(key string) (*copied[V], time.Duration) {
+	if c.copies == nil || c.gate.closed.Load() {
+		return nil, 0
+	}
+	cp := c.copies.Load(key)
+	now := c.gate.now() // after the load: a copy may be stale from the moment it is stored
+	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check || cp.tagged && !c.tags.holds(cp.extended, &cp.turn) {
+		return nil, 0
+	}
+	return cp, now
 }
 
 // cloned is what a caller gets of a value that others get too.
@@ -129,27 +155,43 @@ func (c *Cache[V]) join(ctx context.Context, key string, p *plan[V], start time.
 		if err != nil {
 			return Result[V]{}, err
 		}
-		end := func(error) {}
-		if joined {
-			end = c.gate.joined(ctx, f.Context(), c.name, key)
-			c.events.emit(Event{Kind: EventCoalesced, Key: key})
-			if c.gate.holdsSlot(ctx) {
-				f.State.lend()
-			}
-		}
-		r, err := f.Wait(ctx)
-		end(err)
-		switch {
-		case errors.Is(err, errRestart):
-		case joined && p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
-		case joined && saysOnly(err, ErrWaitTimeout): // it had begun to wait before this call
-		default:
+		if r, again, err := c.follow(ctx, boarded[V]{f, joined}, p, start); !again {
 			return r, err
 		}
-		if c.gate.now()-start >= p.policy.WaitTimeout {
-			return Result[V]{}, c.failed(key, ErrWaitTimeout)
+	}
+}
+
+// boarded is a flight that a call waits for.
+type boarded[V any] struct {
+	*flight[V]
+
+	joined bool // another call has started it
+}
+
+// follow waits for a flight, on the caller's own context. again says that the caller
+// is to look for another one.
+func (c *Cache[V]) follow(ctx context.Context, f boarded[V], p *plan[V], start time.Duration) (r Result[V], again bool, err error) {
+	end := func(error) {}
+	if f.joined {
+		end = c.gate.joined(ctx, f.Context(), c.name, f.Key())
+		c.events.emit(Event{Kind: EventCoalesced, Key: f.Key()})
+		if c.gate.holdsSlot(ctx) {
+			f.State.lend()
 		}
 	}
+	r, err = f.Wait(ctx)
+	end(err)
+	switch {
+	case errors.Is(err, errRestart):
+	case f.joined && p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
+	case f.joined && saysOnly(err, ErrWaitTimeout): // it had begun to wait before this call
+	default:
+		return r, false, err
+	}
+	if c.gate.now()-start >= p.policy.WaitTimeout {
+		return Result[V]{}, false, c.failed(f.Key(), ErrWaitTimeout)
+	}
+	return Result[V]{}, true, nil
 }
 
 // saysOnly reports whether a flight ended for this reason of its own, and not with a
@@ -184,7 +226,7 @@ func (c *Cache[V]) fly(f *flight[V], p *plan[V]) (Result[V], error) {
 	if read.cp != nil && read.cp.servable(now) {
 		return c.serve(f.Context(), key, p, read, OutcomeRemote, now)
 	}
-	return c.rebuild(f, keys, read, p)
+	return c.rebuild(f, keys, read, p, nil)
 }
 
 // renew is a flight that rebuilds the entry, whatever is there.
@@ -200,7 +242,7 @@ func (c *Cache[V]) renew(f *flight[V], p *plan[V]) (Result[V], error) {
 	case read.newer:
 		return c.unlocked(f, p, keepUnshared)
 	}
-	return c.rebuild(f, keys, read, p)
+	return c.rebuild(f, keys, read, p, nil)
 }
 
 // peek reads an entry from Redis, outside of any flight.
@@ -259,6 +301,11 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *
 	}
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	entry, err := c.gate.store.Get(ctx, keys)
+	return c.received(ctx, f, keys, entry, err, t, p)
+}
+
+// received takes the reply to a read.
+func (c *Cache[V]) received(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, err error, t ticket, p *plan[V]) (found[V], error) {
 	if errors.Is(err, remote.ErrWrongType) {
 		c.events.emit(Event{Kind: EventBadPayload, Key: f.Key(), Err: err})
 		return found[V]{}, nil

@@ -9,7 +9,7 @@ import (
 // Stats are counts since the gate was opened or the cache was made. Each is the
 // number of events of one kind; see [EventKind] for their exact meaning.
 type Stats struct {
-	// Calls of Get, Fetch, Lookup and Refresh that ended: Gets is the sum of the others, their
+	// Calls of Get, Fetch, Lookup and Refresh that ended, and keys of GetMany: Gets is the sum of the others, their
 	// outcomes. All callers that shared a flight count, so that one load of a herd of
 	// 30 counts as Loaded: 30, Loads: 1.
 	Gets     uint64
@@ -23,7 +23,7 @@ type Stats struct {
 	Default  uint64
 
 	Coalesced    uint64 // calls that joined another one's flight
-	Loads        uint64 // runs of loaders
+	Loads        uint64 // runs of loaders; one of a BatchLoader counts for each key
 	LoadFailures uint64 // those that failed; a not-found is no failure
 	Abandoned    uint64 // those that ignored the end of their context
 	Refreshes    uint64 // those behind a value that was served

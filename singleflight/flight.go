@@ -58,6 +58,19 @@ func (f *Flight[K, S, V]) Detach() {
 	f.group.mu.Unlock()
 }
 
+// Run starts fn in a goroutine of its own, whose result ends a flight that was
+// opened with [Group.Open].
+func (f *Flight[K, S, V]) Run(fn func(*Flight[K, S, V]) (V, error)) { go f.group.run(f, fn) }
+
+// Finish ends a flight that was opened with [Group.Open].
+func (f *Flight[K, S, V]) Finish(value V, err error) {
+	f.value, f.err = value, err
+	f.group.finish(f)
+}
+
+// Done is closed when the flight has finished.
+func (f *Flight[K, S, V]) Done() <-chan struct{} { return f.done }
+
 // Wait returns the flight's result, or the zero V and ctx.Err() if ctx ends first.
 // An ended ctx wins even when the result is there, so the outcome never depends
 // on which of the two was noticed first. Leaving does not end the flight.

@@ -48,6 +48,17 @@ func (g *Group[K, S, V]) Do(ctx context.Context, key K, fn func(*Flight[K, S, V]
 // gives the new flight the values of its [Flight.Context] and nothing else:
 // Join does the same with a ctx that has already ended.
 func (g *Group[K, S, V]) Join(ctx context.Context, key K, fn func(*Flight[K, S, V]) (V, error)) (f *Flight[K, S, V], joined bool) {
+	f, joined = g.Open(ctx, key)
+	if !joined {
+		f.Run(fn)
+	}
+	return f, joined
+}
+
+// Open is [Group.Join] for work of many keys that is done elsewhere: a new flight
+// waits for whoever has opened it, who must end it by [Flight.Finish] or
+// [Flight.Run], one of them and once.
+func (g *Group[K, S, V]) Open(ctx context.Context, key K) (f *Flight[K, S, V], joined bool) {
 	g.mu.Lock()
 	newest := g.flights[key]
 	if newest != nil && !newest.detached {
@@ -62,8 +73,6 @@ func (g *Group[K, S, V]) Join(ctx context.Context, key K, fn func(*Flight[K, S, 
 	g.flights[key] = f
 	g.running++
 	g.mu.Unlock()
-
-	go g.run(f, fn)
 	return f, false
 }
 

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -70,22 +71,17 @@ const (
 func (sc *script) run(ctx context.Context, rdb redis.UniversalClient, how sends, keys []string, args ...any) (any, error) {
 	if hash := sc.hash.Load(); hash != nil {
 		v, err := eval(ctx, rdb, how, "evalsha", *hash, keys, args)
-		if err == nil || !strings.HasPrefix(err.Error(), "NOSCRIPT") {
+		if err == nil || !unknownScript(err) {
 			return v, err
 		}
 	}
 	return eval(ctx, rdb, how, "eval", sc.source, keys, args)
 }
 
+func unknownScript(err error) bool { return strings.HasPrefix(err.Error(), "NOSCRIPT") }
+
 func eval(ctx context.Context, rdb redis.UniversalClient, how sends, verb, what string, keys []string, args []any) (any, error) {
-	line := make([]any, 0, 3+len(keys)+len(args))
-	line = append(line, verb, what, len(keys))
-	for _, k := range keys {
-		line = append(line, k)
-	}
-	line = append(line, args...)
-	cmd := redis.NewCmd(ctx, line...)
-	cmd.SetFirstKeyPos(3)
+	cmd := evalCmd(ctx, verb, what, keys, args)
 	var sent redis.Cmder = cmd
 	if how == once {
 		sent = onceCmd{cmd}
@@ -96,11 +92,63 @@ func eval(ctx context.Context, rdb redis.UniversalClient, how sends, verb, what 
 	return cmd.Val(), nil
 }
 
+func evalCmd(ctx context.Context, verb, what string, keys []string, args []any) *redis.Cmd {
+	line := make([]any, 0, 3+len(keys)+len(args))
+	line = append(line, verb, what, len(keys))
+	for _, k := range keys {
+		line = append(line, k)
+	}
+	line = append(line, args...)
+	cmd := redis.NewCmd(ctx, line...)
+	cmd.SetFirstKeyPos(3)
+	return cmd
+}
+
 // onceCmd is a command that go-redis must not send again after a lost reply.
 type onceCmd struct{ *redis.Cmd }
 
 // NoRetry implements redis.Cmder.
 func (onceCmd) NoRetry() bool { return true }
+
+// scriptCall is one run of a script for one key: what is sent, and what the reply means.
+type scriptCall[T any] struct {
+	store  *Store
+	script *script
+	how    sends
+	keys   Keys     // they say which server
+	names  []string // the KEYS of the script
+	// args are the ARGV of one try; notAfter is the server time past which it must do nothing.
+	args func(notAfter string) []any
+	read func(v any, c *clock, sent time.Duration) (T, error)
+}
+
+// send is one try.
+func (q scriptCall[T]) send(ctx context.Context) (T, error) {
+	s := q.store
+	clock := s.clockOf(ctx, q.keys)
+	sent := clock.mono()
+	v, err := q.script.run(ctx, s.rdb, q.how, q.names, q.args(s.notAfter(clock))...)
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	return q.read(v, clock, sent)
+}
+
+// timed is the read of a script whose reply is an array with the server's time as
+// its second field.
+func timed[T any](read func(r *reply, sent time.Time) T) func(any, *clock, time.Duration) (T, error) {
+	return func(v any, c *clock, sent time.Duration) (T, error) {
+		r := newReply(v)
+		t, micros := read(r, c.start.Add(sent)), r.integer(1)
+		if r.err != nil {
+			var zero T
+			return zero, r.err
+		}
+		c.observe(micros, sent)
+		return t, nil
+	}
+}
 
 // reply reads the array a script answers with.
 type reply struct {

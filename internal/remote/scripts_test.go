@@ -62,7 +62,7 @@ func finishUnder(claim lock.Claim, state FinishState) Finish {
 }
 
 // standing is what a key holds, "" for nothing. Every key here has an end.
-func standing(tb testing.TB, rdb *redis.Client, key string) string {
+func standing(tb testing.TB, rdb redis.Cmdable, key string) string {
 	tb.Helper()
 	text, err := rdb.Get(tb.Context(), key).Result()
 	if errors.Is(err, redis.Nil) {
@@ -76,7 +76,7 @@ func standing(tb testing.TB, rdb *redis.Client, key string) string {
 }
 
 // kindOf is the first word of a build key.
-func kindOf(tb testing.TB, rdb *redis.Client, keys Keys) string {
+func kindOf(tb testing.TB, rdb redis.Cmdable, keys Keys) string {
 	tb.Helper()
 	kind, _, _ := strings.Cut(standing(tb, rdb, keys.B), " ")
 	return kind

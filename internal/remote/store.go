@@ -130,13 +130,16 @@ func bounded[T any](ctx context.Context, s *Store, command func(context.Context)
 // retried is bounded with a second try where no reply came: for what may be sent twice.
 func retried[T any](ctx context.Context, s *Store, command func(context.Context) (T, error)) (T, error) {
 	v, err := bounded(ctx, s, command)
-	if err == nil || ctx.Err() != nil {
-		return v, err
-	}
-	if answered, ok := errors.AsType[redis.Error](err); ok && answered != nil {
+	if err == nil || ctx.Err() != nil || isAnswer(err) {
 		return v, err
 	}
 	return bounded(ctx, s, command)
+}
+
+// isAnswer reports whether an error is the server's own word.
+func isAnswer(err error) bool {
+	answer, ok := errors.AsType[redis.Error](err)
+	return ok && answer != nil
 }
 
 // ErrWrongType means that the entry's key holds something no script of ours wrote.
@@ -193,49 +196,45 @@ type Found struct {
 // Acquire asks for the lease of keys. A lost reply is asked for again with the same
 // owner, so that a grant is recognised as ours.
 func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error) {
-	ttl := millis(a.TTL)
-	send := func(ctx context.Context) (Found, error) {
-		clock := s.clockOf(ctx, keys)
-		sentAt, sent := time.Now(), clock.mono()
-		v, err := s.acquire.run(ctx, s.rdb, again, []string{keys.V, keys.B},
-			a.Owner, ttl, a.Seen, s.notAfter(clock), a.Wait, a.Force)
-		if err != nil {
-			return Found{}, err
-		}
-		r := newReply(v)
-		f := Found{Sent: sentAt}
-		state := r.text(0)
-		micros := r.integer(1)
-		rest := func() time.Duration { return time.Duration(r.integer(2)) * time.Millisecond }
-		switch state {
-		case "GRANTED":
-			f.State, f.Nonce, f.Failures = Granted, uint64(r.integer(2)), int(r.integer(3))
-		case "NEWER":
-			f.State, f.Entry = Newer, []byte(r.text(2))
-		case "HELD":
-			f.State, f.Rest = Held, rest()
-		case "FAILED":
-			f.State, f.Rest, f.Failures, f.Code = Failed, rest(), int(r.integer(3)), r.text(4)
-		case "COOLING":
-			f.State, f.Rest = Cooling, rest()
-		case "PASS":
-			f.State, f.Rest = Pass, rest()
-		case "VOID":
-			f.State = Void
-		default:
-			r.fail(0, "a state")
-		}
-		if r.err != nil {
-			return Found{}, r.err
-		}
-		clock.observe(micros, sent)
-		return f, nil
-	}
-	f, err := retried(ctx, s, send)
+	q := s.acquireCall(keys, a)
+	f, err := retried(ctx, s, q.send)
 	if err == nil && f.State == Void { // it did nothing, and has told the server's time
-		f, err = retried(ctx, s, send)
+		f, err = retried(ctx, s, q.send)
 	}
 	return f, err
+}
+
+func (s *Store) acquireCall(keys Keys, a Acquire) scriptCall[Found] {
+	ttl := millis(a.TTL)
+	return scriptCall[Found]{
+		store: s, script: s.acquire, keys: keys, names: []string{keys.V, keys.B},
+		args: func(notAfter string) []any {
+			return []any{a.Owner, ttl, a.Seen, notAfter, a.Wait, a.Force}
+		},
+		read: timed(func(r *reply, sent time.Time) Found {
+			f := Found{Sent: sent}
+			rest := func() time.Duration { return time.Duration(r.integer(2)) * time.Millisecond }
+			switch r.text(0) {
+			case "GRANTED":
+				f.State, f.Nonce, f.Failures = Granted, uint64(r.integer(2)), int(r.integer(3))
+			case "NEWER":
+				f.State, f.Entry = Newer, []byte(r.text(2))
+			case "HELD":
+				f.State, f.Rest = Held, rest()
+			case "FAILED":
+				f.State, f.Rest, f.Failures, f.Code = Failed, rest(), int(r.integer(3)), r.text(4)
+			case "COOLING":
+				f.State, f.Rest = Cooling, rest()
+			case "PASS":
+				f.State, f.Rest = Pass, rest()
+			case "VOID":
+				f.State = Void
+			default:
+				r.fail(0, "a state")
+			}
+			return f
+		}),
+	}
 }
 
 // Commit is an entry to store under a lease.
@@ -263,11 +262,18 @@ const (
 // Commit stores the entry if the lease is still exactly the one of the claim. It
 // may be sent twice: the entry's version tells that the first copy did it.
 func (s *Store) Commit(ctx context.Context, keys Keys, c Commit) (Stored, error) {
+	return retried(ctx, s, s.commitCall(keys, c).send)
+}
+
+func (s *Store) commitCall(keys Keys, c Commit) scriptCall[Stored] {
 	px, interval, pass := millis(c.PX), millis(c.Interval), millis(c.Pass)
-	return retried(ctx, s, func(ctx context.Context) (Stored, error) {
-		return s.stored(ctx, s.commit, again, keys, c.Claim.Owner, nonce(c.Claim), c.Entry, px,
-			interval, pass, s.channel, wakeUp(c.Cache, c.Key))
-	})
+	return scriptCall[Stored]{
+		store: s, script: s.commit, keys: keys, names: []string{keys.V, keys.B},
+		args: func(string) []any {
+			return []any{c.Claim.Owner, nonce(c.Claim), c.Entry, px, interval, pass, s.channel, wakeUp(c.Cache, c.Key)}
+		},
+		read: timed(readStored),
+	}
 }
 
 // FinishState is what a lease leaves behind that ends without an entry.
@@ -295,6 +301,10 @@ type Finish struct {
 // Finish lets the lease of the claim go; false means that it was not held any more,
 // or that a first copy whose reply was lost did it.
 func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
+	return retried(ctx, s, s.finishCall(keys, f).send)
+}
+
+func (s *Store) finishCall(keys Keys, f Finish) scriptCall[bool] {
 	code := f.Code
 	if code == "" {
 		code = "none"
@@ -307,21 +317,13 @@ func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
 	if f.Drop {
 		message = invalidation(s.instance, Change{ID: f.Claim.Owner, Op: OpDelete, Cache: f.Cache, Key: f.Key})
 	}
-	return retried(ctx, s, func(ctx context.Context) (bool, error) {
-		clock := s.clockOf(ctx, keys)
-		sent := clock.mono()
-		v, err := s.finish.run(ctx, s.rdb, again, []string{keys.V, keys.B}, f.Claim.Owner, nonce(f.Claim), string(f.State),
-			ms, code, f.Drop, interval, s.channel, message)
-		if err != nil {
-			return false, err
-		}
-		r := newReply(v)
-		held, micros := r.integer(0) == 1, r.integer(1)
-		if r.err == nil {
-			clock.observe(micros, sent)
-		}
-		return held, r.err
-	})
+	return scriptCall[bool]{
+		store: s, script: s.finish, keys: keys, names: []string{keys.V, keys.B},
+		args: func(string) []any {
+			return []any{f.Claim.Owner, nonce(f.Claim), string(f.State), ms, code, f.Drop, interval, s.channel, message}
+		},
+		read: timed(func(r *reply, _ time.Time) bool { return r.integer(0) == 1 }),
+	}
 }
 
 // Op is what a change does to an entry.
@@ -348,47 +350,35 @@ type Change struct {
 // Change applies a change and announces it. Deletes and expiries may be sent twice;
 // a set is sent exactly once, since a late second copy could undo a newer one.
 func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error) {
-	interval := millis(c.Interval)
-	px, how, apply := "0", again, retried[Stored]
+	px, interval := "0", millis(c.Interval)
+	q := scriptCall[Stored]{store: s, script: s.change, keys: keys, names: []string{keys.V, keys.B}, read: timed(readStored)}
+	apply := retried[Stored]
 	if c.Op == OpSet {
-		px, how, apply = millis(c.PX), once, bounded[Stored]
+		px, q.how, apply = millis(c.PX), once, bounded[Stored]
 	}
-	send := func(ctx context.Context) (Stored, error) {
-		return s.stored(ctx, s.change, how, keys, string(c.Op), s.notAfter(s.clockOf(ctx, keys)), interval,
-			s.channel, invalidation(s.instance, c), c.Entry, px)
+	q.args = func(notAfter string) []any {
+		return []any{string(c.Op), notAfter, interval, s.channel, invalidation(s.instance, c), c.Entry, px}
 	}
-	stored, err := apply(ctx, s, send)
+	stored, err := apply(ctx, s, q.send)
 	if err == nil && stored == TooLate { // it did nothing, so that this is no second copy
-		stored, err = apply(ctx, s, send)
+		stored, err = apply(ctx, s, q.send)
 	}
 	return stored, err
 }
 
-func (s *Store) stored(ctx context.Context, sc *script, how sends, keys Keys, args ...any) (Stored, error) {
-	clock := s.clockOf(ctx, keys)
-	sent := clock.mono()
-	v, err := sc.run(ctx, s.rdb, how, []string{keys.V, keys.B}, args...)
-	if err != nil {
-		return 0, err
-	}
-	r := newReply(v)
-	state, micros := r.text(0), r.integer(1)
-	if r.err != nil {
-		return 0, r.err
-	}
-	clock.observe(micros, sent)
-	switch state {
+func readStored(r *reply, _ time.Time) Stored {
+	switch r.text(0) {
 	case "STORED", "DONE":
-		return Done, nil
+		return Done
 	case "REFUSED":
-		return Refused, nil
+		return Refused
 	case "NOT_STORED":
-		return NotStored, nil
+		return NotStored
 	case "VOID":
-		return TooLate, nil
+		return TooLate
 	}
 	r.fail(0, "a state")
-	return 0, r.err
+	return 0
 }
 
 // clockOf is the clock of the server that has the keys: each master of a Cluster has
@@ -493,15 +483,22 @@ func (leases) Capabilities() lock.Capabilities { return lock.Capabilities{} }
 
 // Renew implements lock.Backend.
 func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) error {
-	ms := millis(ttl)
-	held, err := bounded(ctx, l.s, func(ctx context.Context) (bool, error) {
-		v, err := l.s.renew.run(ctx, l.s.rdb, again, []string{c.Name}, c.Owner, nonce(c), ms)
-		return v == int64(1), err
-	})
-	if err == nil && !held {
-		return lock.ErrNotHeld
-	}
+	_, err := bounded(ctx, l.s, l.s.renewCall(c, ttl).send)
 	return err
+}
+
+func (s *Store) renewCall(c lock.Claim, ttl time.Duration) scriptCall[struct{}] {
+	ms := millis(ttl)
+	return scriptCall[struct{}]{
+		store: s, script: s.renew, keys: Keys{V: c.Name, B: c.Name}, names: []string{c.Name},
+		args: func(string) []any { return []any{c.Owner, nonce(c), ms} },
+		read: func(v any, _ *clock, _ time.Duration) (struct{}, error) {
+			if v != int64(1) {
+				return struct{}{}, lock.ErrNotHeld
+			}
+			return struct{}{}, nil
+		},
+	}
 }
 
 func nonce(c lock.Claim) string { return strconv.FormatUint(c.Token, 10) }

@@ -272,8 +272,18 @@ func calls(s *Store, keys Keys) map[string]struct {
 			_, err := s.Finish(ctx, keys, finishUnder(claim, FinishFailed))
 			return err
 		}},
-		"delete": {2, func(ctx context.Context) error { _, err := s.Change(ctx, keys, change(OpDelete)); return err }},
-		"set":    {1, func(ctx context.Context) error { _, err := s.Change(ctx, keys, setChange(nil)); return err }},
+		"delete":    {2, func(ctx context.Context) error { _, err := s.Change(ctx, keys, change(OpDelete)); return err }},
+		"read many": {1, func(ctx context.Context) error { return s.ReadMany(ctx, []Keys{keys})[0].Err }},
+		"acquire many": {2, func(ctx context.Context) error {
+			return s.AcquireMany(ctx, []Keys{keys}, []Acquire{{Owner: "a", TTL: life}})[0].Err
+		}},
+		"commit many": {2, func(ctx context.Context) error {
+			return s.CommitMany(ctx, []Keys{keys}, []Commit{commitUnder(claim, nil)})[0].Err
+		}},
+		"finish many": {2, func(ctx context.Context) error {
+			return s.FinishMany(ctx, []Keys{keys}, []Finish{finishUnder(claim, FinishFailed)})[0].Err
+		}},
+		"set": {1, func(ctx context.Context) error { _, err := s.Change(ctx, keys, setChange(nil)); return err }},
 	}
 }
 
@@ -389,6 +399,12 @@ func (r refusing) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (refusing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+func (r refusing) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(_ context.Context, cmds []redis.Cmder) error {
+		*r.sent++
+		for _, cmd := range cmds {
+			cmd.SetErr(refusal("READONLY"))
+		}
+		return cmds[0].Err()
+	}
 }

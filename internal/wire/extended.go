@@ -32,6 +32,11 @@ type Extended struct {
 // Empty reports whether there is nothing to store.
 func (x Extended) Empty() bool { return len(x.Tags) == 0 && x.Token == "" }
 
+// HasExtended reports whether an entry, if it is one, has such a block.
+func HasExtended(entry []byte) bool {
+	return len(entry) > flagsOffset && Flags(entry[flagsOffset])&FlagExtended != 0
+}
+
 var errExtended = fmt.Errorf("%w: malformed block of tags and token", ErrBad)
 
 // AppendExtended appends the block.
