@@ -1270,3 +1270,142 @@ func TestABatchOfTaggedEntriesIsCheckedInOneStep(t *testing.T) { // I2 with tags
 		wantMany(w, b, keys, want)
 	})
 }
+
+func TestABatchWaitsSoftlyForWhatIsStale(t *testing.T) {
+	byBothLoaders(t, func(w *crew) {
+		for name, localTTL := range localTiers() {
+			o := newManyOrigin(20 * time.Millisecond)
+			g := w.gate(patient, func(o *herdgate.Options) { o.Namespace = strings.ReplaceAll(name, " ", "-") })
+			c := w.cache(g, o, herdgate.Policy{TTL: 200 * time.Millisecond, Stale: time.Hour, SoftTimeout: 4 * time.Second, LocalTTL: localTTL, EarlyBeta: herdgate.Off, Jitter: herdgate.Off})
+			keys := numbered(0, 10)
+			wantMany(w.world, c, keys, loadedTimes(1, keys...))
+			w.pass(250 * time.Millisecond)
+			wantMany(w.world, c, keys, loadedTimes(2, keys...))
+		}
+	})
+}
+
+func TestABatchReturnsDefaultsForWhatCannotBeLoaded(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newManyOrigin(0)
+		o.without = func(key string) bool { return key == "k001" }
+		o.fails = func(_ context.Context, keys []string) (int, error) { return 2, errors.New("boom") }
+		o.delay = 0
+		c, err := herdgate.NewLoader(w.gate(patient), "things", herdgate.BatchLoaderFunc[string](o.loadMany), herdgate.Policy{},
+			herdgate.WithDefault(func(key string, _ error) (string, bool) { return "default", key != "k003" }))
+		if err != nil {
+			w.Fatal(err)
+		}
+		got, err := c.GetMany(w.Context(), numbered(0, 4))
+		many, ok := errors.AsType[*herdgate.ManyError](err)
+		if !ok || len(many.Failed) != 1 || many.Failed[0].Key != "k003" || !maps.Equal(got, map[string]string{"k000": "k000*1", "k001": "default", "k002": "default"}) {
+			w.Errorf("got %v, %v", got, err)
+		}
+	})
+}
+
+func TestAKeptKeyThatABatchRefreshesStaysKept(t *testing.T) {
+	everywhere(t, func(w *world) {
+		o := newManyOrigin(50 * time.Millisecond)
+		c := newBatchCache(w.T, w.gate(patient), o, herdgate.Policy{TTL: 300 * time.Millisecond, Stale: time.Hour, EarlyFraction: 0.5, Jitter: herdgate.Off, MinRebuildInterval: time.Millisecond})
+		keys := numbered(0, 3)
+		if err := c.Keep(w.Context(), 0, keys...); err != nil {
+			w.Fatal(err)
+		}
+		for range 40 { // so often that a batch begins the refreshes
+			if _, err := c.GetMany(w.Context(), keys); err != nil {
+				w.Error(err)
+			}
+			w.pass(10 * time.Millisecond)
+		}
+		n := o.times(keys[0])
+		w.until("it is refreshed without readers", func() bool { return o.times(keys[0]) > n+2 })
+	})
+}
+
+// heldReads holds the replies to MGETs back.
+type heldReads struct {
+	held    chan struct{} // gets a token when a reply is there
+	release chan struct{}
+}
+
+func (heldReads) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h heldReads) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "mget" {
+			h.held <- struct{}{}
+			<-h.release
+		}
+		return err
+	}
+}
+
+func (heldReads) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestWhatABatchHasReadDuringAChangeIsNotKept(t *testing.T) { // I2
+	everywhere(t, func(w *world) {
+		h := heldReads{make(chan struct{}, 1), make(chan struct{})}
+		o := newManyOrigin(0)
+		keys := numbered(0, 3)
+		other := newBatchCache(w.T, w.gate(patient), o, herdgate.Policy{})
+		wantMany(w, other, keys, loadedTimes(1, keys...))
+		c := newBatchCache(w.T, w.gate(patient, func(o *herdgate.Options) { o.Redis.AddHook(h) }), o, herdgate.Policy{})
+		var batch sync.WaitGroup
+		batch.Go(func() { wantMany(w, c, keys, loadedTimes(1, keys...)) })
+		<-h.held
+		if err := c.Set(w.Context(), keys[1], "set"); err != nil {
+			w.Error(err)
+		}
+		if v := get(w.T, c, keys[1]); v != "set" {
+			w.Errorf("while the reply is under way: %q", v)
+		}
+		close(h.release)
+		batch.Wait()
+		if v := get(w.T, c, keys[1]); v != "set" {
+			w.Errorf("afterwards: %q", v)
+		}
+	})
+}
+
+// heldCommits holds the reply to the second pipeline back: that of a batch's commits.
+type heldCommits struct {
+	heldReads
+
+	pipelines *atomic.Int64
+}
+
+func (heldCommits) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h heldCommits) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if cmds[0].Name() == "evalsha" && h.pipelines.Add(1) == 2 {
+			h.held <- struct{}{}
+			<-h.release
+		}
+		return err
+	}
+}
+
+func TestWhatABatchHasStoredBeforeAChangeIsNotKept(t *testing.T) { // I2
+	everywhere(t, func(w *world) {
+		h := heldCommits{heldReads{make(chan struct{}, 1), make(chan struct{})}, new(atomic.Int64)}
+		c := newBatchCache(w.T, w.gate(patient, func(o *herdgate.Options) { o.Redis.AddHook(h) }), newManyOrigin(0), herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour})
+		keys := numbered(0, 3)
+		var batch sync.WaitGroup
+		batch.Go(func() { _, _ = c.GetMany(w.Context(), keys) })
+		<-h.held
+		if err := c.Set(w.Context(), keys[1], "set"); err != nil {
+			w.Error(err)
+		}
+		close(h.release)
+		batch.Wait()
+		if v := get(w.T, c, keys[1]); v != "set" {
+			w.Errorf("afterwards: %q", v)
+		}
+	})
+}
