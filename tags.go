@@ -12,8 +12,8 @@ import (
 	"github.com/herdgate/herdgate/internal/wire"
 )
 
-// InvalidateTags removes every value that has at least one of the tags (Policy.Tags,
-// [Load.SetTags], [EntryTags]), and every remembered not-found, at the cost of one
+// InvalidateTags removes every value, and every remembered not-found, that has at least
+// one of the tags (Policy.Tags, [Load.SetTags], [EntryTags]), at the cost of one
 // command, however many there are. It is as exact as [Cache.Delete] of each of the
 // keys: see [Cache.Set] for what a nil error promises, and for the errors. A load that
 // began before is not served to calls that begin after, whatever tags its loader sets
