@@ -16,7 +16,10 @@ type document struct {
 	links     []string // to files, as they are written
 }
 
-var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+var (
+	link     = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+	codeSpan = regexp.MustCompile("`[^`]*`")
+)
 
 func readDocument(t *testing.T, path string) document {
 	t.Helper()
@@ -41,7 +44,7 @@ func readDocument(t *testing.T, path string) document {
 			d.tableRows++
 		}
 		if !fenced {
-			for _, m := range link.FindAllStringSubmatch(line, -1) {
+			for _, m := range link.FindAllStringSubmatch(codeSpan.ReplaceAllString(line, ""), -1) {
 				d.links = append(d.links, m[1])
 			}
 		}
@@ -122,6 +125,31 @@ func TestLinksInDocumentsLeadToFiles(t *testing.T) {
 					t.Errorf("%s links to %s: %v", path, l, err)
 				}
 			}
+		}
+	}
+}
+
+// Tests are renamed more often than read about.
+func TestTheTestsThatDocumentsNameExist(t *testing.T) {
+	var tests strings.Builder
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(text)
+	}
+	text, err := os.ReadFile("docs/invariants.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(text), -1) {
+		if !strings.Contains(tests.String(), "\nfunc "+name+"(") {
+			t.Errorf("docs/invariants.md names %s, and there is no such test", name)
 		}
 	}
 }

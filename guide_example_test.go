@@ -103,10 +103,10 @@ func (s *products) Save(ctx context.Context, p Product) error {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx) // the row has changed: the client's leaving must not matter
-	if err := s.cache.Delete(ctx, p.ID); err != nil {
-		return nil // saved; Relay will say so to the cache
+	if s.cache.Delete(ctx, p.ID) == nil {
+		return s.db.done(ctx, p.ID) // DELETE FROM outbox …
 	}
-	return s.db.done(ctx, p.ID) // DELETE FROM outbox …
+	return nil // saved; Relay will tell the cache
 }
 
 // Relay is called each second: it finishes what a Save could not.
