@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -22,7 +23,7 @@ type Engine struct {
 	idle   chan struct{} // closed when closed and calls is 0
 }
 
-var _ Locker = (*Engine)(nil)
+var _ RWLocker = (*Engine)(nil)
 
 // New makes an engine that locks in backend. The error names the option that is out of range.
 func New(backend Backend, opts Options) (*Engine, error) {
@@ -33,6 +34,9 @@ func New(backend Backend, opts Options) (*Engine, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
+	if most := backend.Capabilities().MaxTTL; most > 0 && opts.TTL > most {
+		return nil, fmt.Errorf("lock: TTL is %v: must be at most %v, the longest that the backend can keep", opts.TTL, most)
+	}
 	return &Engine{backend: backend, opts: opts, idle: make(chan struct{})}, nil
 }
 
@@ -40,18 +44,29 @@ func New(backend Backend, opts Options) (*Engine, error) {
 //
 // The error matches ErrNotAcquired if somebody else holds the lock, or if ctx was done before anything was sent; then
 // it matches ctx.Err() as well. Any other error says that the store could not be asked; if the request did arrive,
-// the lock is free again when the TTL has passed. ErrClosed: the engine is closed.
+// the lock is free again when the TTL has passed. ErrClosed: the engine is closed. ErrLost: ctx carries a lease of this
+// lock, by WithLease, that was lost.
 func (e *Engine) TryLock(ctx context.Context, name string) (*Lease, error) {
-	return e.acquire(ctx, name, (*acquisition).try)
+	return e.acquire(ctx, Request{Name: name}, (*acquisition).try)
+}
+
+// TryRLock is TryLock for a lock that is shared. The error matches errors.ErrUnsupported if the backend has none.
+func (e *Engine) TryRLock(ctx context.Context, name string) (*Lease, error) {
+	return e.acquire(ctx, Request{Name: name, Shared: true}, (*acquisition).try)
 }
 
 // Lock waits for the lock, as long as ctx and MaxWait allow; the lease outlives ctx.
 //
 // The error matches ErrNotAcquired if the wait ended first, and ctx.Err() as well if it was ctx that ended it. Any
-// other error, never waited out, says that the store could not be asked, as in TryLock. Waiters are not queued: who
-// asks first after the release gets the lock.
+// other error, never waited out, is as in TryLock. Waiters stand in a queue where the backend's Capabilities say Fair;
+// elsewhere who asks first after the release gets the lock.
 func (e *Engine) Lock(ctx context.Context, name string) (*Lease, error) {
-	return e.acquire(ctx, name, (*acquisition).wait)
+	return e.acquire(ctx, Request{Name: name}, (*acquisition).wait)
+}
+
+// RLock is Lock for a lock that is shared. The error matches errors.ErrUnsupported if the backend has none.
+func (e *Engine) RLock(ctx context.Context, name string) (*Lease, error) {
+	return e.acquire(ctx, Request{Name: name, Shared: true}, (*acquisition).wait)
 }
 
 // Close refuses further acquisitions and waits, as long as ctx allows, for those under way and for what callers that
@@ -99,18 +114,22 @@ type acquisition struct {
 	req     Request
 	started time.Time
 	sends   sync.WaitGroup // requests under way, those left behind included
-	unsure  bool           // a request got no answer, so it may have been granted
+	unsure  bool           // a request got no answer, so it may have been granted, or has a place in the queue
 }
 
-func (e *Engine) acquire(ctx context.Context, name string, get func(*acquisition, context.Context) (*Lease, error)) (*Lease, error) {
+func (e *Engine) acquire(ctx context.Context, req Request, get func(*acquisition, context.Context) (*Lease, error)) (*Lease, error) {
+	if req.Shared && !e.backend.Capabilities().Shared {
+		return nil, fmt.Errorf("lock: acquire %q: this backend has no shared locks: %w", req.Name, errors.ErrUnsupported)
+	}
 	if !e.begin() {
 		return nil, ErrClosed
 	}
-	a := &acquisition{
-		engine:  e,
-		req:     Request{Name: name, Owner: newOwner(), TTL: e.opts.TTL},
-		started: time.Now(),
+	if lease, err := e.enter(ctx, req); lease != nil || err != nil {
+		e.finish()
+		return lease, err
 	}
+	req.Owner, req.TTL = newOwner(), e.opts.TTL
+	a := &acquisition{engine: e, req: req, started: time.Now()}
 	lease, err := get(a, ctx)
 	a.tell(err)
 	if lease != nil || !a.unsure {
@@ -175,6 +194,7 @@ func (a *acquisition) send(ctx context.Context) (*Lease, error) {
 		return nil, fmt.Errorf("lock: acquire %q: %w", a.req.Name, err)
 	}
 	lease := Hold(ctx, e.backend, Claim{Name: a.req.Name, Owner: a.req.Owner, Token: grant.Token}, sentAt, e.opts.hold())
+	lease.held.engine, lease.held.shared = e, a.req.Shared
 	if err := lease.Err(); err != nil {
 		_ = lease.Unlock(ctx) // best effort: it is lost already
 		return nil, fmt.Errorf("lock: acquire: the grant came too late: %w", err)
@@ -197,6 +217,9 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 	if waiting.Err() == nil {
 		a.event(Contended, err)
 	}
+	if queuer, ok := a.engine.backend.(Queuer); ok {
+		return a.queue(ctx, waiting, queuer)
+	}
 	released, stop := a.listen(waiting)
 	defer stop()
 	for n := 0; waiting.Err() == nil; n++ {
@@ -215,6 +238,49 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 		}
 	}
 	return nil, a.gaveUp(ctx)
+}
+
+// queue waits in the store's queue until the lock is ours, and then takes it by one more request, from which the lease
+// counts its time. A place that was lost, say because this process was frozen, is taken anew, at the end.
+func (a *acquisition) queue(ctx, waiting context.Context, queuer Queuer) (*Lease, error) {
+	for waiting.Err() == nil {
+		err := a.stand(waiting, queuer)
+		var lease *Lease
+		if err == nil {
+			lease, err = a.try(waiting)
+		}
+		switch {
+		case err == nil:
+			return lease, nil
+		case waiting.Err() != nil:
+		case !errors.Is(err, ErrNotAcquired):
+			return nil, err
+		default:
+			pause(waiting, jitter(a.engine.opts.RetryMin), nil)
+		}
+	}
+	return nil, a.gaveUp(ctx)
+}
+
+// stand takes a place in the queue and waits there until the lock is ours.
+func (a *acquisition) stand(ctx context.Context, queuer Queuer) error {
+	a.unsure = true // until then there is a place to give up
+	a.sends.Add(1)
+	turn, err := call(ctx, a.engine.opts.CallTimeout, func(ctx context.Context) (func(context.Context) error, error) {
+		defer a.sends.Done()
+		return queuer.Queue(ctx, a.req)
+	})
+	if err == nil {
+		a.sends.Add(1)
+		_, err = call(ctx, math.MaxInt64, func(ctx context.Context) (struct{}, error) {
+			defer a.sends.Done()
+			return struct{}{}, turn(ctx)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("lock: queue for %q: %w", a.req.Name, err)
+	}
+	return nil
 }
 
 // listen registers for wake-ups. The channel is nil, and polling has to do, if there are none.

@@ -282,7 +282,7 @@ func TestAWaiterIsWokenByARelease(t *testing.T) {
 
 // deaf is a Notifier whose wake-ups are lost.
 type deaf struct {
-	*memlock.Backend
+	lock.Backend
 	before func() // runs before a registration returns
 }
 

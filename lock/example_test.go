@@ -77,6 +77,57 @@ func ExampleLease_Token() {
 	// token 2
 }
 
+// A function that locks what its caller holds already says so by its ctx.
+func ExampleWithLease() {
+	ctx := context.Background()
+	engine, err := lock.New(memlock.New(), lock.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	audit := func(ctx context.Context) error {
+		lease, err := engine.Lock(ctx, "ledger")
+		if err != nil {
+			return err
+		}
+		return lease.Unlock(ctx)
+	}
+
+	lease, err := engine.Lock(ctx, "ledger")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(audit(lock.WithLease(ctx, lease)), lease.Err())
+	fmt.Println(lease.Unlock(ctx))
+	// Output:
+	// <nil> <nil>
+	// <nil>
+}
+
+// Several locks are taken in one order, so that a transfer the other way does not wait for this one in a circle.
+func ExampleAll() {
+	ctx := context.Background()
+	engine, err := lock.New(memlock.New(), lock.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	accounts, err := lock.All(ctx, engine, "account-7", "account-3")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, lease := range accounts {
+		fmt.Println(lease.Name())
+	}
+	fmt.Println(accounts.Unlock(ctx))
+	// Output:
+	// account-3
+	// account-7
+	// <nil>
+}
+
 // A Monitor feeds logs and metrics.
 func ExampleMonitor() {
 	ctx := context.Background()

@@ -71,6 +71,8 @@ type Request struct {
 	Owner string
 	// TTL is how long the lock outlives its last renewal, at least MinTTL.
 	TTL time.Duration
+	// Shared asks for the lock together with others that ask so. Only backends whose Capabilities say Shared see it.
+	Shared bool
 }
 
 // Validate tells what is wrong with the request. Backends call it before they ask their store.
@@ -109,8 +111,16 @@ type Claim struct {
 
 // Capabilities is what a backend promises beyond the contract.
 type Capabilities struct {
-	// Fence: the token of each new grant of a name is higher than that of every grant before it.
+	// Fence: the token of each new grant of a name is higher than that of every grant before it. Grants that share the
+	// lock are ordered among themselves as they came into the store, not as their holders learned of them.
 	Fence bool
+	// Fair: those who wait get the lock in the order in which they asked, and nobody who asks later overtakes them,
+	// whether it waits or not. The backend is a Queuer.
+	Fair bool
+	// Shared: any number of owners may hold the lock at a time, if all of them asked for it shared.
+	Shared bool
+	// MaxTTL is the longest TTL that the backend can keep. Zero: there is no bound.
+	MaxTTL time.Duration
 }
 
 // Backend is a store that gives locks. Package locktest holds its conformance suite.
@@ -129,7 +139,8 @@ type Backend interface {
 	// ErrNotHeld if not exactly this claim holds it. It never brings a lock back.
 	Renew(ctx context.Context, claim Claim, ttl time.Duration) error
 
-	// Release frees the lock, or returns ErrNotHeld if not exactly this claim holds it.
+	// Release frees the lock, or returns ErrNotHeld if not exactly this claim holds it. In the store of a Queuer it
+	// gives up the claim's place in the queue as well.
 	Release(ctx context.Context, claim Claim) error
 
 	// Capabilities never changes during the life of the backend.
@@ -144,10 +155,32 @@ type Notifier interface {
 	Notify(ctx context.Context, name string) (released <-chan struct{}, stop func(), err error)
 }
 
+// Queuer is what a Backend also implements if its store makes those who wait stand in a queue. An Engine asks it
+// instead of polling.
+type Queuer interface {
+	// Queue gives req.Owner a place behind all who hold the lock or wait for it, and returns once it has one; an owner
+	// that has a place keeps it. A place is lost like a lock, when req.TTL has passed since it was last looked after.
+	//
+	// turn looks after the place, and returns nil when the lock is req.Owner's, for req.TTL from then on, to be taken by
+	// Acquire with the same request. An error that matches ErrNotAcquired says that the place was lost. When ctx is done
+	// turn returns soon, with ctx's error, and the place stays until Release. It is called at most once.
+	Queue(ctx context.Context, req Request) (turn func(ctx context.Context) error, err error)
+}
+
 // Locker is how services see locks. [Engine] implements it.
 type Locker interface {
 	// TryLock asks once and does not wait: ErrNotAcquired if somebody else holds the lock.
 	TryLock(ctx context.Context, name string) (*Lease, error)
 	// Lock waits until it has the lock, as long as ctx allows.
 	Lock(ctx context.Context, name string) (*Lease, error)
+}
+
+// RWLocker is a Locker of locks that can be shared, as by readers. [Engine] implements it over a backend whose
+// Capabilities say Shared; over any other the methods below return an error that matches errors.ErrUnsupported.
+type RWLocker interface {
+	Locker
+	// TryRLock is TryLock for a lock that others may hold too, if they share it.
+	TryRLock(ctx context.Context, name string) (*Lease, error)
+	// RLock is Lock for a lock that others may hold too, if they share it.
+	RLock(ctx context.Context, name string) (*Lease, error)
 }

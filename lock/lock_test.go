@@ -119,6 +119,12 @@ func (w *world) occupy(ttl time.Duration) lock.Claim {
 	return claim
 }
 
+func (w *world) isHeld() {
+	w.Helper()
+	_, err := w.store.Acquire(w.Context(), lock.Request{Name: "job", Owner: "somebody else", TTL: time.Minute})
+	w.wants(err, lock.ErrNotAcquired)
+}
+
 func (w *world) isFree() {
 	w.Helper()
 	claim := w.occupy(time.Minute)

@@ -15,7 +15,8 @@ import (
 )
 
 // Run tests the backends that newBackend makes, one for each test, with leftovers of other tests in their store or
-// without. It takes some seconds of real time, and runs its tests in parallel.
+// without. It takes some seconds of real time, and runs its tests in parallel. A backend with a MaxTTL has to be set up
+// for TTLs of an hour.
 func Run(t *testing.T, newBackend func(t testing.TB) lock.Backend) {
 	t.Helper()
 	for name, test := range tests() {
@@ -53,8 +54,20 @@ func tests() map[string]func(*suite) {
 		"bad requests are refused and change nothing":       (*suite).badRequests,
 		"names that look alike are different locks":         (*suite).namesAreExact,
 
+		// The queue, and sharing, of backends that have them.
+		"those who wait get the lock in their order":          (*suite).queueIsInOrder,
+		"who leaves the queue is out of it":                   (*suite).queueIsLeft,
+		"a place in the queue is kept beyond its TTL":         (*suite).placesAreKept,
+		"a place that nobody looks after expires":             (*suite).placesExpire,
+		"a lock that expired goes to the next in the queue":   (*suite).expiryMovesTheQueue,
+		"a caller that gave up leaves no place in the queue":  (*suite).queueIsLeftByTheEngine,
+		"readers share the lock, writers do not":              (*suite).readersShare,
+		"a writer that waits is not overtaken by readers":     (*suite).readersDoNotStarveWriters,
+		"an engine shares locks if the backend does, or says": (*suite).sharingNeedsABackend,
+
 		// The engine over the backend.
 		"one of many holds the lock at a time":                 (*suite).mutualExclusion,
+		"no history with lost messages shows two holders":      (*suite).historyHolds,
 		"a wait that ctx ends says so":                         (*suite).waitEndedByContext,
 		"a release wakes a waiter":                             (*suite).releaseWakes,
 		"an unlock works when ctx is dead":                     (*suite).unlockAfterCancel,

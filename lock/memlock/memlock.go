@@ -4,65 +4,126 @@ package memlock
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/herdgate/herdgate/lock"
 )
 
-// Backend is a lock.Backend with fence tokens, and a lock.Notifier. Make it with New; its methods may be called
-// concurrently and never block.
+// Backend is a lock.Backend with fence tokens, shared locks and a queue. Make it with New; its methods may be called
+// concurrently, and none but the turn of a Queue blocks.
 type Backend struct {
 	waiters lock.Waiters
 
 	mu      sync.Mutex // protects the fields below
-	token   uint64     // of the last grant of any name
-	holds   map[string]hold
-	sweepAt int // the number of holds at which those that expired are dropped
+	token   uint64     // of the last place in any line
+	lines   map[string]line
+	sweepAt int // the number of lines at which those without a living place are dropped
 }
 
-type hold struct {
-	owner string
-	token uint64
-	until time.Time
+// line is who holds a lock and who waits for it, in the order in which they came.
+type line []place
+
+// place is one in a line. Those at the head hold the lock: the first, or all shared ones that come before any other.
+type place struct {
+	owner  string
+	token  uint64
+	shared bool
+	until  time.Time
 }
 
 var (
-	_ lock.Backend  = (*Backend)(nil)
-	_ lock.Notifier = (*Backend)(nil)
+	_ lock.Backend = (*Backend)(nil)
+	_ lock.Queuer  = (*Backend)(nil)
 )
 
 const minSweep = 64
 
 // New makes a backend without locks.
 func New() *Backend {
-	return &Backend{holds: make(map[string]hold), sweepAt: minSweep}
+	return &Backend{lines: make(map[string]line), sweepAt: minSweep}
 }
 
 // Acquire implements lock.Backend.
 func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, error) {
-	if err := req.Validate(); err != nil {
-		return lock.Grant{}, err
-	}
-	if err := ctx.Err(); err != nil {
+	if err := check(ctx, req); err != nil {
 		return lock.Grant{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
-	h, held := b.holds[req.Name]
-	held = held && now.Before(h.until)
-	switch {
-	case held && h.owner != req.Owner:
-		return lock.Grant{}, &lock.ContendedError{Name: req.Name, RetryAfter: h.until.Sub(now)}
-	case !held:
-		b.sweep(now)
-		b.token++
-		h = hold{owner: req.Owner, token: b.token}
+	l := b.line(req.Name, now)
+	i := l.find(lock.Claim{Owner: req.Owner})
+	if i < 0 && l.admits(len(l), req.Shared) {
+		i, l = len(l), b.join(req, now)
 	}
-	h.extend(now.Add(req.TTL))
-	b.holds[req.Name] = h
-	return lock.Grant{Token: h.token}, nil
+	if i < 0 || !l.admits(i, l[i].shared) {
+		return lock.Grant{}, &lock.ContendedError{Name: req.Name, RetryAfter: l[0].until.Sub(now)}
+	}
+	l[i].extend(now.Add(req.TTL))
+	return lock.Grant{Token: l[i].token}, nil
+}
+
+// Queue implements lock.Queuer.
+func (b *Backend) Queue(ctx context.Context, req lock.Request) (turn func(context.Context) error, err error) {
+	if err := check(ctx, req); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	l := b.line(req.Name, now)
+	if i := l.find(lock.Claim{Owner: req.Owner}); i >= 0 {
+		l[i].extend(now.Add(req.TTL))
+	} else {
+		b.join(req, now)
+	}
+	return func(ctx context.Context) error { return b.turn(ctx, req) }, nil
+}
+
+// turn keeps the place of req's owner until it is at the head of the line.
+func (b *Backend) turn(ctx context.Context, req lock.Request) error {
+	changed, stop := b.waiters.Add(req.Name)
+	defer stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		again, err := b.stay(req)
+		if again == 0 {
+			return err
+		}
+		timer.Reset(again)
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// stay makes a place in a line last for another TTL, and says after which time to look at it again; zero: it holds the
+// lock, or is lost.
+func (b *Backend) stay(req lock.Request) (again time.Duration, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	l := b.line(req.Name, now)
+	i := l.find(lock.Claim{Owner: req.Owner})
+	if i < 0 {
+		return 0, lock.ErrNotAcquired
+	}
+	l[i].extend(now.Add(req.TTL))
+	if l.admits(i, l[i].shared) {
+		return 0, nil
+	}
+	// Nobody tells of an expiry.
+	again = max(1, req.TTL/3)
+	for _, before := range l[:i] {
+		again = min(again, before.until.Sub(now))
+	}
+	return again, nil
 }
 
 // Renew implements lock.Backend.
@@ -76,12 +137,12 @@ func (b *Backend) Renew(ctx context.Context, claim lock.Claim, ttl time.Duration
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
-	h := b.holds[claim.Name]
-	if !h.is(claim, now) {
+	l := b.line(claim.Name, now)
+	i := l.find(claim)
+	if i < 0 || !l.admits(i, l[i].shared) {
 		return lock.ErrNotHeld
 	}
-	h.extend(now.Add(ttl))
-	b.holds[claim.Name] = h
+	l[i].extend(now.Add(ttl))
 	return nil
 }
 
@@ -92,46 +153,82 @@ func (b *Backend) Release(ctx context.Context, claim lock.Claim) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if h := b.holds[claim.Name]; !h.is(claim, time.Now()) {
+	l := b.line(claim.Name, time.Now())
+	i := l.find(claim)
+	if i < 0 {
 		return lock.ErrNotHeld
 	}
-	delete(b.holds, claim.Name)
+	b.keep(claim.Name, slices.Delete(l, i, i+1))
 	b.waiters.Wake(claim.Name)
 	return nil
 }
 
 // Capabilities implements lock.Backend.
-func (*Backend) Capabilities() lock.Capabilities { return lock.Capabilities{Fence: true} }
-
-// Notify implements lock.Notifier. The error is ctx's.
-func (b *Backend) Notify(ctx context.Context, name string) (released <-chan struct{}, stop func(), err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, nil, err
-	}
-	released, stop = b.waiters.Add(name)
-	return released, stop, nil
+func (*Backend) Capabilities() lock.Capabilities {
+	return lock.Capabilities{Fence: true, Fair: true, Shared: true}
 }
 
-// sweep drops the expired holds of names that nobody asks for again, once they could be half of all. The caller holds mu.
-func (b *Backend) sweep(now time.Time) {
-	if len(b.holds) < b.sweepAt {
+func check(ctx context.Context, req lock.Request) error {
+	if err := req.Validate(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// line is who has a place for name now. The caller holds mu, as for all that follows.
+func (b *Backend) line(name string, now time.Time) line {
+	expired := func(p place) bool { return !now.Before(p.until) }
+	l := b.lines[name]
+	if slices.ContainsFunc(l, expired) {
+		l = slices.DeleteFunc(l, expired)
+		b.keep(name, l)
+	}
+	return l
+}
+
+// join gives req's owner the last place, and returns the line.
+func (b *Backend) join(req lock.Request, now time.Time) line {
+	b.sweep(now)
+	b.token++
+	l := append(b.lines[req.Name], place{owner: req.Owner, token: b.token, shared: req.Shared, until: now.Add(req.TTL)})
+	b.keep(req.Name, l)
+	return l
+}
+
+func (b *Backend) keep(name string, l line) {
+	if len(l) == 0 {
+		delete(b.lines, name)
 		return
 	}
-	for name, h := range b.holds {
-		if !now.Before(h.until) {
-			delete(b.holds, name)
-		}
+	b.lines[name] = l
+}
+
+// sweep drops the expired places of names that nobody asks for again, once their lines could be half of all.
+func (b *Backend) sweep(now time.Time) {
+	if len(b.lines) < b.sweepAt {
+		return
 	}
-	b.sweepAt = max(minSweep, 2*len(b.holds))
+	for name := range b.lines {
+		b.line(name, now)
+	}
+	b.sweepAt = max(minSweep, 2*len(b.lines))
 }
 
-// is tells whether h is held now, by this claim.
-func (h hold) is(claim lock.Claim, now time.Time) bool {
-	return now.Before(h.until) && h.owner == claim.Owner && (claim.Token == 0 || h.token == claim.Token)
+// find is the index of a claim's place, -1 if it has none.
+func (l line) find(claim lock.Claim) int {
+	return slices.IndexFunc(l, func(p place) bool {
+		return p.owner == claim.Owner && (claim.Token == 0 || p.token == claim.Token)
+	})
 }
 
-func (h *hold) extend(until time.Time) {
-	if until.After(h.until) {
-		h.until = until
+// admits tells whether who stands at i, or would, holds the lock.
+func (l line) admits(i int, shared bool) bool {
+	exclusive := func(p place) bool { return !p.shared }
+	return i == 0 || shared && !slices.ContainsFunc(l[:i], exclusive)
+}
+
+func (p *place) extend(until time.Time) {
+	if until.After(p.until) {
+		p.until = until
 	}
 }

@@ -1,0 +1,226 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// held is a lock at the store, as the leases that share it see it: one, and those that entered it by WithLease.
+type held struct {
+	backend Backend
+	claim   Claim
+	opts    HoldOptions
+	engine  *Engine // that it was acquired by, nil by Hold; set before anybody else sees it, as is shared
+	shared  bool
+	since   time.Time     // before the request that got the grant was sent
+	watched chan struct{} // closed when the watchdog has returned
+	ended   chan struct{} // closed when err is set
+
+	mu       sync.Mutex // protects the fields below; never held during a call of the backend or the monitor
+	leases   []*Lease   // those that have not ended
+	deadline time.Time  // only moves forward
+	err      error      // why it ended, nil while it is held; set once
+	lastErr  error      // of the last renewal, nil if it succeeded
+
+	unlocking chan struct{} // of one place, protects the fields below; no mutex, because a release takes time in it
+	settled   bool          // the store has answered a release
+	unsure    bool          // a release got no answer, so it may have worked
+	unlockErr error
+}
+
+// lease adds a lease. The caller has mu, or nobody else sees h yet.
+func (h *held) lease() *Lease {
+	l := &Lease{held: h, done: make(chan struct{})}
+	h.leases = append(h.leases, l)
+	return l
+}
+
+func (h *held) until() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.deadline
+}
+
+// unlock frees the lock. It has ended, and the watchdog with it.
+func (h *held) unlock(ctx context.Context) error {
+	h.unlocking <- struct{}{}
+	defer func() { <-h.unlocking }()
+	if h.settled {
+		return h.unlockErr
+	}
+	err := h.release(ctx)
+	switch {
+	case err == nil:
+		h.settled = true
+		h.tell(Released, nil)
+	case errors.Is(err, ErrNotHeld):
+		if h.unsure {
+			err = fmt.Errorf("%w, or an earlier release that got no answer has freed it", err)
+		}
+		h.settled, h.unlockErr = true, fmt.Errorf("lock: unlock %q: %w", h.claim.Name, err)
+		h.tell(NotHeld, h.unlockErr)
+	default:
+		err = fmt.Errorf("lock: unlock %q, outcome unknown: %w", h.claim.Name, err)
+		h.tell(ReleaseUnknown, err)
+		return err
+	}
+	return h.unlockErr
+}
+
+// release sends the release until the store answers, within CallTimeout. The caller has the place in unlocking.
+func (h *held) release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, h.opts.CallTimeout)
+	defer cancel()
+	for {
+		_, err := call(ctx, h.opts.CallTimeout/2, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, h.backend.Release(ctx, h.claim)
+		})
+		if err == nil || errors.Is(err, ErrNotHeld) {
+			return err
+		}
+		h.unsure = true
+		if !pause(ctx, jitter(h.opts.CallTimeout/20), nil) {
+			return err
+		}
+	}
+}
+
+// watch is the watchdog.
+func (h *held) watch(ctx context.Context) {
+	defer close(h.watched)
+	renewing := h.opts.Watchdog != Off
+	next := h.since.Add(h.opts.Watchdog)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		wake := h.until()
+		if renewing && next.Before(wake) {
+			wake = next
+		}
+		timer.Reset(time.Until(wake))
+		select {
+		case <-h.ended:
+			return
+		case <-timer.C:
+		}
+		// The deadline comes first: after a freeze both are overdue, and then the lock may be somebody else's.
+		if h.end(nil) != nil {
+			return
+		}
+		if !renewing || time.Now().Before(next) {
+			continue // Extend has moved the deadline
+		}
+		// With these fractions a store that was out of reach for half a TTL from the first renewal on, in the worst way,
+		// not answering, is asked again before the deadline: 1/3 + 1/2 + 1/10 + 1/40 < 0.96.
+		limit := min(h.opts.CallTimeout, h.opts.TTL/10, time.Until(h.until()))
+		sentAt := time.Now()
+		if err := h.renew(ctx, h.opts.TTL, limit); err == nil {
+			next = sentAt.Add(h.opts.Watchdog)
+		} else {
+			next = time.Now().Add(jitter(h.opts.TTL / 40))
+		}
+	}
+}
+
+// renew asks the store once, for at most limit, and moves the deadline or ends the hold.
+func (h *held) renew(ctx context.Context, ttl, limit time.Duration) error {
+	sentAt := time.Now()
+	_, err := call(ctx, limit, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, h.backend.Renew(ctx, h.claim, ttl)
+	})
+	switch {
+	case err == nil:
+		if err := h.prolong(sentAt.Add(ttl - h.opts.drift(ttl))); err != nil {
+			return err
+		}
+		h.tell(Renewed, nil)
+		return nil
+	case errors.Is(err, ErrNotHeld):
+		return h.end(fmt.Errorf("%w: %q: %w", ErrLost, h.claim.Name, ErrNotHeld))
+	}
+	h.mu.Lock()
+	h.lastErr = err
+	h.mu.Unlock()
+	h.tell(RenewRetried, err)
+	return fmt.Errorf("lock: renew %q: %w", h.claim.Name, err)
+}
+
+// prolong moves the deadline, unless the hold has ended. A deadline that has passed is final, whatever the store
+// says: somebody may have read Err in between.
+func (h *held) prolong(deadline time.Time) error {
+	if err := h.end(nil); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err != nil {
+		return h.err
+	}
+	h.lastErr = nil
+	if deadline = h.bounded(deadline); deadline.After(h.deadline) {
+		h.deadline = deadline
+	}
+	return nil
+}
+
+// bounded is deadline, or the end of MaxHold if that is earlier.
+func (h *held) bounded(deadline time.Time) time.Time {
+	if h.opts.MaxHold <= 0 {
+		return deadline
+	}
+	if last := h.since.Add(h.opts.MaxHold); last.Before(deadline) {
+		return last
+	}
+	return deadline
+}
+
+// end ends the hold and its leases if the deadline has passed, else with err unless that is nil. It returns why the hold
+// has ended, nil if it has not.
+func (h *held) end(err error) error {
+	h.mu.Lock()
+	if h.err != nil {
+		defer h.mu.Unlock()
+		return h.err
+	}
+	if !time.Now().Before(h.deadline) {
+		err = h.overdue()
+	}
+	if err == nil {
+		h.mu.Unlock()
+		return nil
+	}
+	h.err = err
+	close(h.ended)
+	var cancels []context.CancelCauseFunc
+	for _, l := range h.leases {
+		cancels = append(cancels, l.finish(err)...)
+	}
+	h.leases = nil
+	h.mu.Unlock()
+
+	for _, cancel := range cancels {
+		cancel(err)
+	}
+	if errors.Is(err, ErrLost) {
+		h.tell(Lost, err)
+	}
+	return err
+}
+
+// overdue is why a hold that has reached its deadline is lost. The caller holds mu.
+func (h *held) overdue() error {
+	switch {
+	case h.opts.MaxHold > 0 && !h.deadline.Before(h.since.Add(h.opts.MaxHold)):
+		return fmt.Errorf("%w: %q: %w, %v", ErrLost, h.claim.Name, ErrMaxHold, h.opts.MaxHold)
+	case h.lastErr != nil:
+		return fmt.Errorf("%w: %q: not renewed in time: %w", ErrLost, h.claim.Name, h.lastErr)
+	}
+	return fmt.Errorf("%w: %q: not renewed in time", ErrLost, h.claim.Name)
+}
+
+func (h *held) tell(kind EventKind, err error) {
+	h.opts.Monitor.tell(Event{Kind: kind, Name: h.claim.Name, Held: time.Since(h.since), Err: err})
+}

@@ -1,0 +1,168 @@
+package historytest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	clientv3 "go.etcd.io/etcd/client/v3" //nolint:depguard // this module depends on every backend
+	"go.uber.org/zap"
+
+	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/etcdlock"
+	"github.com/herdgate/herdgate/lock/locktest"
+	"github.com/herdgate/herdgate/lock/memlock"
+	"github.com/herdgate/herdgate/lock/redislock"
+	"github.com/herdgate/herdgate/lock/zklock"
+)
+
+func TestMain(m *testing.M) { os.Exit(testutil.Main(m, nil)) }
+
+// ttl is short, so that a client that is cut off loses its lock within a history, and long enough for a busy machine.
+const ttl = 2 * time.Second
+
+var errLost = errors.New("historytest: the message was lost")
+
+// lossy is a backend that loses some requests and some replies.
+func lossy(backend lock.Backend) lock.Backend {
+	faults := locktest.NewFaults(backend)
+	var calls atomic.Int32
+	lose := func(_ context.Context, pass func() error) error {
+		switch n := calls.Add(1); {
+		case n%7 == 0: // the request
+			return errLost
+		case n%5 == 0: // the reply
+			_ = pass()
+			return errLost
+		}
+		return pass()
+	}
+	faults.OnAcquire(lose)
+	faults.OnRelease(lose)
+	return faults
+}
+
+// record lets two clients of each backend contend for a lock.
+func record(t *testing.T, keep time.Duration, backends ...lock.Backend) []locktest.Hold {
+	t.Helper()
+	var engines []*lock.Engine
+	for _, backend := range backends {
+		for range 2 {
+			engine, err := lock.New(backend, lock.Options{TTL: ttl, RetryMin: time.Millisecond, RetryMax: 50 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := engine.Close(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			})
+			engines = append(engines, engine)
+		}
+	}
+	return locktest.Record(t, engines, "job", 15, keep, backends[0].Capabilities().Shared)
+}
+
+// cuts cuts a link some times while work runs.
+func cuts(t *testing.T, link *testutil.Link, work func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		work()
+	}()
+	ticker := time.NewTicker(500 * time.Millisecond)
+	defer ticker.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-done:
+			link.Resume()
+			return
+		case <-ticker.C:
+		}
+		if n%2 == 0 {
+			link.Cut()
+		} else {
+			link.Resume()
+		}
+	}
+}
+
+func TestMemoryIsOneLock(t *testing.T) {
+	backend := memlock.New()
+	isOfOneLock(t, record(t, 2*time.Millisecond, backend, lossy(backend)))
+}
+
+func TestRedisIsOneLock(t *testing.T) {
+	server := testutil.StartRedis(t)
+	open := func(client redis.UniversalClient) lock.Backend {
+		backend, err := redislock.New(client, redislock.Options{Namespace: "test", Fence: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(backend.Close)
+		return backend
+	}
+	backend := open(server.Client(t))
+	isOfOneLock(t, record(t, 2*time.Millisecond, backend, lossy(backend)))
+}
+
+func openEtcd(t *testing.T, addrs ...string) lock.Backend {
+	t.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	backend, err := etcdlock.New(client, etcdlock.Options{Namespace: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return backend
+}
+
+func TestEtcdIsOneLock(t *testing.T) {
+	server := testutil.StartEtcd(t, 1)[0]
+	backend := openEtcd(t, server.Addr())
+	isOfOneLock(t, record(t, 2*time.Millisecond, backend, lossy(backend)))
+}
+
+func TestEtcdIsOneLockWhileConnectionsAreCut(t *testing.T) {
+	server := testutil.StartEtcd(t, 1)[0]
+	link := testutil.NewLink(t, server.Addr())
+	steady, cut := openEtcd(t, server.Addr()), openEtcd(t, link.Addr())
+	var history []locktest.Hold
+	cuts(t, link, func() { history = record(t, 50*time.Millisecond, steady, cut) })
+	isOfOneLock(t, history)
+}
+
+func openZooKeeper(t *testing.T, addr string) lock.Backend {
+	t.Helper()
+	backend, err := zklock.Open(t.Context(), []string{addr}, zklock.Options{Namespace: "test", SessionTimeout: 2 * ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(backend.Close)
+	return backend
+}
+
+// In ZooKeeper a refusal may be due to another one.
+func TestZooKeeperIsOneLock(t *testing.T) {
+	server := testutil.StartZooKeeper(t, 1)[0]
+	backend := openZooKeeper(t, server.Addr())
+	isOfOneLock(t, withoutRefusals(record(t, 2*time.Millisecond, backend, lossy(backend))))
+}
+
+func TestZooKeeperIsOneLockWhileConnectionsAreCut(t *testing.T) {
+	server := testutil.StartZooKeeper(t, 1)[0]
+	link := testutil.NewLink(t, server.Addr())
+	steady, cut := openZooKeeper(t, server.Addr()), openZooKeeper(t, link.Addr())
+	var history []locktest.Hold
+	cuts(t, link, func() { history = record(t, 50*time.Millisecond, steady, cut) })
+	isOfOneLock(t, withoutRefusals(history))
+}

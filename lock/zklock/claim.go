@@ -1,0 +1,212 @@
+package zklock
+
+import (
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/herdgate/herdgate/lock"
+)
+
+// errExpired is for an owner that asks again for a lock that expired, while that is being removed.
+var errExpired = errors.New("zklock: this owner's claim has expired, and is not removed yet")
+
+// owned names a claim.
+type owned struct{ name, owner string }
+
+// claim is what this process has in ZooKeeper, or may have: it is noted before the request that makes a node. It is looked
+// after until the node is known to be gone, because the session keeps the node as long as it lives itself.
+type claim struct {
+	req   lock.Request
+	path  string    // of the node, empty while it is not known
+	token uint64    // 0 while the claim does not hold the lock
+	until time.Time // when it expires
+	gone  bool      // it has expired, and the reaper is at it
+}
+
+// note returns the claim of req's owner, which lasts for another TTL, and whether it is new.
+func (b *Backend) note(req lock.Request) (c *claim, isNew bool, err error) {
+	until := time.Now().Add(req.TTL)
+	b.mu.Lock()
+	c = b.claims[owned{req.Name, req.Owner}]
+	if c == nil {
+		c, isNew = &claim{req: req}, true
+		b.claims[owned{req.Name, req.Owner}] = c
+	}
+	early := isNew && (len(b.claims) == 1 || req.TTL < reapPause) // before the reaper would look
+	b.mu.Unlock()
+	if !b.prolong(c, until) {
+		return nil, false, errExpired
+	}
+	if early {
+		b.stir()
+	}
+	return c, isNew, nil
+}
+
+// prolong makes a claim last until then, unless it has expired.
+func (b *Backend) prolong(c *claim, until time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c.hasExpired() {
+		return false
+	}
+	if until.After(c.until) {
+		c.until = until
+	}
+	return true
+}
+
+// hasExpired: the caller has mu. What has expired stays so, though the node may be there for a moment.
+func (c *claim) hasExpired() bool {
+	return c.gone || !c.until.IsZero() && !time.Now().Before(c.until)
+}
+
+// find returns what claimed is known to be; nil if it has expired or never was.
+func (b *Backend) find(claimed lock.Claim) (c *claim, path string, token uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c = b.claims[owned{claimed.Name, claimed.Owner}]
+	if c == nil || c.hasExpired() || claimed.Token != 0 && claimed.Token != c.token {
+		return nil, "", 0
+	}
+	return c, c.path, c.token
+}
+
+func (b *Backend) settle(c *claim, path string, token uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c.path, c.token = path, token
+}
+
+// forget is for a claim whose node is known not to be there.
+func (b *Backend) forget(c *claim) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.claims, owned{c.req.Name, c.req.Owner})
+}
+
+// remove deletes the node of a claim, or all nodes of its owner if it is not known which that is. lock.ErrNotHeld: there
+// was none. When it returns neither an error nor that, or that, the claim is forgotten.
+func (b *Backend) remove(c *claim) error {
+	if err := b.session.ready(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	paths := []string{c.path}
+	b.mu.Unlock()
+	if paths[0] == "" {
+		l, err := b.list(c.req.Name)
+		if err != nil {
+			return err
+		}
+		paths = nil
+		for _, n := range l.of(c.req.Owner) {
+			paths = append(paths, b.dirOf(c.req.Name)+"/"+n.name)
+		}
+	}
+	outcome := lock.ErrNotHeld
+	for _, path := range paths {
+		switch err := b.session.Delete(path, -1); {
+		case err == nil:
+			outcome = nil
+		case !errors.Is(err, zk.ErrNoNode):
+			return err
+		}
+	}
+	b.forget(c)
+	return outcome
+}
+
+// list reads the claims of a lock, no older than the call: the server first hears all that the leader knows.
+func (b *Backend) list(name string) (line, error) {
+	if _, err := b.session.Sync(b.dirOf(name)); err != nil {
+		return nil, err
+	}
+	return b.peek(name)
+}
+
+// peek reads the claims of a lock as the server knows them. It is no older than what this session has seen.
+func (b *Backend) peek(name string) (line, error) {
+	names, _, err := b.session.Children(b.dirOf(name))
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return newLine(names), err
+}
+
+// create makes a node for a claim. The node above it is a container, which ZooKeeper removes some time after the last
+// claim; the sequence begins anew with it, when there is nothing left to compare with.
+func (b *Backend) create(req lock.Request) error {
+	kind := "x"
+	if req.Shared {
+		kind = "s"
+	}
+	dir := b.dirOf(req.Name)
+	for range 3 {
+		_, err := b.session.Create(dir+"/"+prefix(kind, req.Owner), nil, zk.FlagEphemeralSequential, b.acl)
+		if !errors.Is(err, zk.ErrNoNode) {
+			return err
+		}
+		if _, err := b.session.Create(b.root, nil, zk.FlagPersistent, b.acl); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+			return err
+		}
+		if _, err := b.session.CreateContainer(dir, nil, zk.FlagContainer, b.acl); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+			return err
+		}
+	}
+	return zk.ErrNoNode
+}
+
+// reap removes claims that have expired, until Close.
+func (b *Backend) reap() {
+	defer close(b.reaped)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-b.closing:
+			return
+		case <-b.wake:
+		case <-timer.C:
+		}
+		timer.Reset(b.reapExpired())
+	}
+}
+
+// reapPause is the time between two tries to remove a claim, and the longest between two looks while there are claims.
+const reapPause = time.Second
+
+// reapExpired returns the time until it is to be called again.
+func (b *Backend) reapExpired() time.Duration {
+	var expired []*claim
+	next := reapPause
+	b.mu.Lock()
+	if len(b.claims) == 0 {
+		next = time.Hour // the next claim wakes it
+	}
+	for _, c := range b.claims {
+		if c.hasExpired() {
+			c.gone = true
+			expired = append(expired, c)
+		} else {
+			next = min(next, time.Until(c.until))
+		}
+	}
+	b.mu.Unlock()
+	for _, c := range expired {
+		if err := b.remove(c); err != nil && !errors.Is(err, lock.ErrNotHeld) {
+			return reapPause
+		}
+	}
+	return max(next, time.Millisecond)
+}
+
+// stir makes the reaper look. It never blocks.
+func (b *Backend) stir() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
