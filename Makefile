@@ -17,10 +17,10 @@ export GOWORK := off
 each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help tools needed modules test lint fuzz bench tidy check
+.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
 
 tools: needed $(LINT) ## Install what tests and lint need and this machine lacks
 
@@ -28,6 +28,9 @@ needed:
 	@bash .ci/need gcc gcc libc6-dev # the race detector links C
 	@bash .ci/need redis-server redis-server
 	@bash .ci/need redis-cli redis-tools
+	@bash .ci/need etcd etcd-server
+	@bash .ci/need java default-jre-headless
+	@bash .ci/need /usr/share/zookeeper/bin/zkServer.sh zookeeper default-jre-headless
 	@bash .ci/need promtool prometheus # alert rules and dashboard queries
 
 $(LINT):
@@ -48,6 +51,18 @@ test: needed modules ## Vet and test every module, with the race detector
 	$(call each,go test,go test -race -shuffle=on -count=1 ./...)
 	@echo "== what the race detector cannot see: it makes sync.Pool forget at random"
 	go test -shuffle=on -count=1 ./internal/local
+
+test-etcd: needed ## Test lock/etcdlock alone, on etcd servers of one and three members
+	cd lock/etcdlock && go test -race -shuffle=on -count=1 ./...
+	cd lock/historytest && go test -race -count=1 -run Etcd ./...
+
+test-zk: needed ## Test lock/zklock alone, on ZooKeeper servers, one and three
+	cd lock/zklock && go test -race -shuffle=on -count=1 ./...
+	cd lock/historytest && go test -race -count=1 -run ZooKeeper ./...
+
+test-redis-lock: needed ## Test lock/redislock alone
+	go test -race -shuffle=on -count=1 ./lock/redislock
+	cd lock/historytest && go test -race -count=1 -run Redis ./...
 
 lint: $(LINT) modules ## Lint every module with the one .golangci.yml
 	$(call each,lint,"$(LINT)" run --config "$(CURDIR)/.golangci.yml" ./...)

@@ -14,18 +14,19 @@ import (
 
 func (s *Store) generationKey(cache string) string { return s.namespace + ":g:" + cache }
 
-// Generation reads the generation of a cache; one that has none, or whose key was
-// lost, gets one.
+// Generation reads the generation of a cache. One that has none, or whose key was lost,
+// gets one, and everybody is told.
 func (s *Store) Generation(ctx context.Context, cache string) (uint64, error) {
-	return s.runGeneration(ctx, cache, "read", "")
+	return s.runGeneration(ctx, cache, "read", "0")
 }
 
 // Clear begins a generation of a cache, and tells everybody. It may be sent twice.
 func (s *Store) Clear(ctx context.Context, cache, id string) (uint64, error) {
-	return s.runGeneration(ctx, cache, "clear", "G "+s.instance+" "+id+" "+cache+" ")
+	return s.runGeneration(ctx, cache, "clear", id)
 }
 
-func (s *Store) runGeneration(ctx context.Context, cache, op, message string) (uint64, error) {
+func (s *Store) runGeneration(ctx context.Context, cache, op, id string) (uint64, error) {
+	message := "G " + s.instance + " " + id + " " + cache + " "
 	return retried(ctx, s, func(ctx context.Context) (uint64, error) {
 		v, err := s.generation.run(ctx, s.rdb, again, []string{s.generationKey(cache)}, op, s.channel, message)
 		if err != nil {

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 generation   a number that only rises, also over its own loss: server µs
 -- ARGV  1 op           'read' | 'clear'
---       2 channel      3 message, to which the new number is added; op 'clear' only
+--       2 channel      3 message, to which a new number is added
 -- reply {generation, now µs}
 local now, stamp = clock()
 local last = number(redis.pcall('GET', KEYS[1]))
@@ -10,8 +10,6 @@ if ARGV[1] == 'read' and last then return {digits(last), stamp} end
 
 local new = digits(math.max(now, (last or 0) + 1))
 redis.call('SET', KEYS[1], new)
-if ARGV[1] == 'clear' then
-  local told = redis.pcall('PUBLISH', ARGV[2], ARGV[3] .. new)
-  if failed(told) then return told end
-end
+local told = redis.pcall('PUBLISH', ARGV[2], ARGV[3] .. new)
+if failed(told) then return told end
 return {new, stamp}
