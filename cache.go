@@ -27,13 +27,15 @@ type Cache[V any] struct {
 	tags       *tagBook
 	generation generation
 
-	builds    builder               // who may load: Redis, or this process alone
-	copies    *local.Map[copied[V]] // nil without a local tier
-	flights   flights[V]            // what Get, Fetch and Lookup wait for
-	refreshes flights[V]            // behind a value that was served: nobody waits
-	renewals  flights[V]            // what Refresh waits for
+	builds    builder // who may load: Redis, or this process alone
+	copies    *local.Map[copied[V]]
+	tiered    bool       // there is a local tier; else there are copies only while Redis is out
+	flights   flights[V] // what Get, Fetch and Lookup wait for
+	refreshes flights[V] // behind a value that was served: nobody waits
+	renewals  flights[V] // what Refresh waits for
 	quiet     quietKeys
 	kept      keptKeys
+	failures  failures // of loads without Redis
 	seed      maphash.Seed
 	packer    pack.Packer
 	events    *counters
@@ -128,13 +130,11 @@ func NewLoader[V any](gate *Gate, name string, load Loader[V], policy Policy, op
 	default:
 		return nil, &ConfigError{Field: "Options.LocalBytes", Value: "Off", Want: "a local tier, as the gate has no Redis"}
 	}
-	if localTier {
-		tier, err := gate.localTier()
-		if err != nil {
-			return nil, err
-		}
-		c.copies = local.NewMap[copied[V]](tier)
+	tier, err := gate.localTier()
+	if err != nil {
+		return nil, err
 	}
+	c.copies, c.tiered = local.NewMap[copied[V]](tier), localTier
 	if err := gate.register(name, c); err != nil {
 		return nil, err
 	}
@@ -275,7 +275,7 @@ func (c *Cache[V]) ticket(key string) ticket {
 
 // keep stores a copy in the local tier if its ticket still holds (I2).
 func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
-	if c.copies == nil {
+	if cp.apart && !cp.spare {
 		return
 	}
 	s := c.stripe(key)
@@ -291,9 +291,6 @@ func (c *Cache[V]) keep(key string, cp *copied[V], t ticket) {
 // or a ticket that does not hold any more, leaves no copy. It reports whether the
 // ticket held.
 func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) bool {
-	if c.copies == nil {
-		return false
-	}
 	s := c.stripe(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +305,7 @@ func (c *Cache[V]) replace(key string, cp *copied[V], t ticket) bool {
 
 // put stores a copy in the local tier. The stripe of key must be locked.
 func (c *Cache[V]) put(key string, cp *copied[V], t ticket) {
-	if cp.apart {
+	if cp.apart && !cp.spare {
 		c.copies.Delete(key)
 		return
 	}

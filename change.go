@@ -35,12 +35,12 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...Entr
 	}
 	generation, err := c.current(ctx)
 	if err != nil {
-		return c.changeError(remote.OpSet, key, err)
+		return c.unsent(ctx, key, err)
 	}
 	what := as.content
 	if what.extended = as.load.extended(p); len(what.extended.Tags) > 0 {
 		if what.extended.TagsAt, err = c.tagsAt(ctx); err != nil {
-			return c.changeError(remote.OpSet, key, err)
+			return c.unsent(ctx, key, err)
 		}
 	}
 	life := as.life(p)
@@ -92,6 +92,18 @@ func (c *Cache[V]) Expire(ctx context.Context, key string) error {
 	return c.change(ctx, c.keys(key), key, remote.Change{Op: remote.OpExpire}, nil)
 }
 
+// unsent is a Set before which Redis did not answer.
+func (c *Cache[V]) unsent(ctx context.Context, key string, cause error) error {
+	if remote.Answered(cause) || ctx.Err() != nil {
+		return c.changeError(remote.OpSet, key, cause)
+	}
+	if !c.gate.enter() {
+		return c.changeError(remote.OpSet, key, ErrClosed)
+	}
+	defer c.gate.calls.Done()
+	return c.journaled(remote.Change{Op: remote.OpSet, Key: key}, 0, cause)
+}
+
 // change sends a change. The epoch of its key moves when the reply is there, so
 // that nothing read before it is kept, and once more by the message if the call
 // gave up: then the change may come later.
@@ -108,6 +120,15 @@ func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch 
 		c.changeAlone(ctx, keys, ch, kept)
 		return nil
 	}
+	// What the journal makes of a Set must be the last to come, also after copies of the
+	// Set that are still on their way. A late Delete or Expire costs a load at most.
+	var horizon int64
+	if ch.Op == remote.OpSet {
+		var err error
+		if horizon, err = c.gate.store.Horizon(ctx, keys); err != nil {
+			return c.journaled(ch, 0, err)
+		}
+	}
 	c.gate.own.add(ch.ID)
 	t := c.ticket(key)
 	stored, err := c.builds.Change(ctx, keys, ch)
@@ -118,9 +139,13 @@ func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch 
 		c.events.emit(Event{Kind: EventChange, Key: key})
 		return nil
 	case err == nil && stored == remote.TooLate:
-		err = errTooLate
+		c.gate.own.drop(ch.ID)
+		return c.journaled(ch, horizon, errTooLate)
 	case err == nil:
 		err = ErrNotStored
+	case !remote.Answered(err):
+		c.gate.own.drop(ch.ID)
+		return c.journaled(ch, horizon, err)
 	}
 	c.gate.own.drop(ch.ID)
 	c.invalidate(key)

@@ -30,19 +30,29 @@ func (c *Cache[V]) Clear(ctx context.Context) error {
 		c.events.emit(Event{Kind: EventChange})
 		return nil
 	}
+	if err := c.clear(ctx); err != nil {
+		c.generation.forget()
+		if !remote.Answered(err) {
+			return c.journaledWhole(opClear, nil, err)
+		}
+		c.wipe()
+		c.events.emit(Event{Kind: EventChangeFailed, Err: err})
+		return c.changeError(opClear, "", err)
+	}
+	c.events.emit(Event{Kind: EventChange})
+	return nil
+}
+
+func (c *Cache[V]) clear(ctx context.Context) error {
 	id := randomHex(8)
 	c.gate.own.add(id)
 	n, err := c.gate.store.Clear(ctx, c.name, id)
 	if err != nil {
 		c.gate.own.drop(id)
-		c.generation.forget()
-		c.wipe()
-		c.events.emit(Event{Kind: EventChangeFailed, Err: err})
-		return c.changeError(opClear, "", err)
+		return err
 	}
 	c.generation.hear(n)
 	c.wipe() // also if the message was first: its wipe may still be under way
-	c.events.emit(Event{Kind: EventChange})
 	return nil
 }
 
@@ -57,20 +67,18 @@ func (c *Cache[V]) cleared(n uint64) {
 
 // wipe is what a change of all keys does in this process.
 func (c *Cache[V]) wipe() {
-	if c.copies != nil {
-		for i := range c.gate.stripes {
-			s := &c.gate.stripes[i]
-			s.mu.Lock()
-			s.epoch.Add(1)
-			s.mu.Unlock()
-		}
-		c.copies.Each(func(key string) {
-			s := c.stripe(key)
-			s.mu.Lock()
-			c.copies.Delete(key)
-			s.mu.Unlock()
-		})
+	for i := range c.gate.stripes {
+		s := &c.gate.stripes[i]
+		s.mu.Lock()
+		s.epoch.Add(1)
+		s.mu.Unlock()
 	}
+	c.copies.Each(func(key string) {
+		s := c.stripe(key)
+		s.mu.Lock()
+		c.copies.Delete(key)
+		s.mu.Unlock()
+	})
 	for _, group := range c.groups() {
 		group.All(func(f *flight[V]) {
 			if f.State.outdate() {

@@ -36,6 +36,7 @@ type copied[V any] struct {
 	gap    uint64
 	kept   *keptKey // nil: it is not kept fresh without being read
 	apart  bool     // not to be kept in the local tier
+	spare  bool     // kept all the same, while Redis is out
 	tagged bool
 	turn   atomic.Uint64 // of the cache's tagBook when the tags were found to hold
 	ask    atomic.Int64  // a hit before this time starts no refresh
@@ -71,7 +72,7 @@ func (cp *copied[V]) age(now time.Duration) time.Duration { return max(0, now-cp
 func (cp *copied[V]) expired(now time.Duration) *copied[V] {
 	hard := min(cp.hard, now+cp.hard-cp.fresh)
 	return &copied[V]{
-		content: cp.content, size: cp.size, seen: cp.seen, tagged: cp.tagged,
+		content: cp.content, size: cp.size, seen: cp.seen, apart: cp.apart, spare: cp.spare, tagged: cp.tagged,
 		built: cp.built, early: now, ahead: now, fresh: now, hard: hard, check: hard,
 	}
 }
@@ -213,10 +214,10 @@ func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duratio
 	if c.hooks.size != nil && !of.missing {
 		cp.size = int(max(0, c.hooks.size(of.value)))
 	}
-	cp.apart = p.LocalTTL == Off
+	cp.apart = p.LocalTTL == Off || !c.tiered
 	cp.tagged = len(of.extended.Tags) > 0
 	cp.check, cp.ahead = cp.hard, cp.early
-	if c.gate.store != nil && c.copies != nil {
+	if c.gate.store != nil && !cp.apart {
 		// A hot copy is checked in the last tenth of its LocalTTL, so that no caller
 		// waits for Redis at its end.
 		check := c.gate.now() + p.LocalTTL
@@ -266,7 +267,10 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 			return found[V]{seen: seen}, nil
 		}
 	}
-	if err == nil && !what.missing {
+	if old := c.copies.Load(key); err == nil && old != nil && old.seen == seen {
+		// The copy is of this very entry.
+		what.value, b = old.value, body{data: payload, flags: header.Flags & (wire.FlagS2 | wire.FlagZstd), size: old.size}
+	} else if err == nil && !what.missing {
 		what.value, err = singleflight.Protect(func() (v V, err error) {
 			var plain []byte
 			if b, plain, err = c.unpack(payload, header.Flags); err == nil {

@@ -48,6 +48,12 @@ var (
 	// Options.RedisTimeout. Reads go on without Redis instead.
 	ErrRedisTimeout = remote.ErrNoAnswer
 
+	// ErrJournaled means that a change has not, or perhaps not, reached Redis. This process
+	// acts as if it had: it uses no value of the key from before, and does not ask Redis
+	// for the key until the change is made there, which it sees to. Other processes may
+	// serve the old value until then. What is not made when the gate is closed is lost.
+	ErrJournaled = errors.New("herdgate: Redis is out, the change is made when it is back")
+
 	// ErrClosed means that the gate was closed.
 	ErrClosed = errors.New("herdgate: gate is closed")
 )
@@ -124,9 +130,9 @@ func (e *BackoffError) Error() string {
 // Is reports whether target is ErrBackoff.
 func (*BackoffError) Is(target error) bool { return target == ErrBackoff }
 
-// ChangeError says that a change, of one key but for a Clear or tags, failed: it was not made, or, if no
-// answer came, may have been or may still be. Until a change succeeds the old value
-// can be served, also by this process: call again.
+// ChangeError says that a change, of one key but for a Clear or tags, failed. One that
+// matches [ErrJournaled] will be made once Redis answers; any other was not made, and
+// the old value can be served, also by this process, until a change succeeds: call again.
 type ChangeError struct {
 	Op    string // "set", "delete", "expire", "clear" or "invalidate tags"
 	Cache string

@@ -36,6 +36,8 @@ type Gate struct {
 
 	gap       gapCounter
 	confirmed chan struct{} // closed when the bus is confirmed for the first time
+	journal   journal
+	replayer  *replayer // nil without Redis
 	own       ownChanges
 	stripes   [stripeCount]stripe
 
@@ -51,7 +53,7 @@ type Gate struct {
 
 	mu     sync.Mutex // protects the fields below
 	caches map[string]keyspace
-	tier   *local.Tier // opened with the first cache that has a local tier
+	tier   *local.Tier // opened with the first cache
 }
 
 // keyspace is what a gate knows of a cache.
@@ -67,6 +69,10 @@ type keyspace interface {
 	due(now time.Duration) (turn uint64, due bool)
 	raised(tags []string, number uint64)
 	doubt()
+
+	replay(ctx context.Context, key string, j journaled) (done bool)
+	replayWhole(ctx context.Context, j journaledCache) (done bool)
+	dropSpares()
 }
 
 // drainTime is how long Close lets running loads and refreshes finish.
@@ -89,6 +95,7 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 		start:     time.Now(),
 		confirmed: make(chan struct{}),
 		closing:   make(chan struct{}),
+		journal:   journal{kicks: make(chan struct{}, 1)},
 		caches:    map[string]keyspace{},
 	}
 	g.tracer, _ = options.Observer.(Tracer)
@@ -104,10 +111,12 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 		return nil, &ConfigError{Field: "Options.Redis", Value: "a *redis.Ring", Want: "a client of a single node, Sentinel or Cluster: a ring moves keys without telling when a shard is down"}
 	}
 	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
+	g.store.OnHealth(g.health)
 	if err := g.store.Load(ctx); refused(err) {
 		return nil, fmt.Errorf("herdgate: Redis refuses this client: %w", err)
 	}
 	g.bus = g.store.Listen(ctx, busListener{g})
+	g.replayer = g.startReplayer(ctx)
 	g.awaitBus(ctx)
 	return g, nil
 }
@@ -181,8 +190,10 @@ func (g *Gate) close(ctx context.Context) error {
 		err = g.settled(release)
 		cancel()
 	}
-	if g.bus != nil {
+	if g.store != nil {
+		g.replayer.close(ctx)
 		g.bus.Close()
+		g.store.Stop()
 	}
 	g.mu.Lock()
 	tier := g.tier
@@ -202,9 +213,12 @@ func (g *Gate) close(ctx context.Context) error {
 		cancel()
 	}
 	if err != nil {
-		return fmt.Errorf("herdgate: closed while loaders or Redis commands did not end: %w", err)
+		err = fmt.Errorf("herdgate: closed while loaders or Redis commands did not end: %w", err)
 	}
-	return nil
+	if n := g.journal.len(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("herdgate: closed with changes that Redis has not got (%d): %w", n, ErrJournaled))
+	}
+	return err
 }
 
 // settled waits until no flight, refresh, loader or other call runs.
@@ -266,6 +280,22 @@ func (g *Gate) CacheStats() map[string]Stats {
 // readiness; a gate that is not connected still serves. Without Redis it is true.
 func (g *Gate) Connected() bool { return g.gap.current() != inGap }
 
+// RedisUp reports whether every server that this gate uses is believed to answer. One
+// that has not answered a few commands in a row counts as down until it answers a
+// probe, which is sent every 0.1 to 0.3 s. It is for dashboards: a gate that has no Redis
+// still serves. Without Options.Redis it is true.
+func (g *Gate) RedisUp() bool { return g.store == nil || g.store.Healthy() }
+
+// health is told when a server is found down, and when it is back.
+func (g *Gate) health(down error) {
+	if down != nil {
+		g.events.emit(Event{Kind: EventRedisDown, Err: down})
+		return
+	}
+	g.events.emit(Event{Kind: EventRedisUp})
+	g.journal.kick()
+}
+
 // now is the monotonic time since the gate was opened.
 func (g *Gate) now() time.Duration { return time.Since(g.start) }
 
@@ -283,7 +313,10 @@ func (g *Gate) register(name string, c keyspace) error {
 	return nil
 }
 
-// localTier is the gate's local tier, opened by the first cache that has one.
+// spareBytes bounds what is kept while Redis is out by a gate without a local tier.
+const spareBytes = 16 << 20
+
+// localTier is the memory of the gate's copies, opened by the first cache.
 func (g *Gate) localTier() (*local.Tier, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -291,7 +324,11 @@ func (g *Gate) localTier() (*local.Tier, error) {
 		return nil, ErrClosed
 	}
 	if g.tier == nil {
-		tier, err := local.New(local.Limits{Bytes: g.options.LocalBytes})
+		bytes := g.options.LocalBytes
+		if bytes == Off {
+			bytes = spareBytes
+		}
+		tier, err := local.New(local.Limits{Bytes: bytes})
 		if err != nil {
 			return nil, fmt.Errorf("herdgate: local tier: %w", err)
 		}
@@ -374,6 +411,7 @@ func (l busListener) Confirmed() {
 		c.doubt()
 	}
 	l.g.gap.confirm()
+	l.g.journal.kick()
 	l.g.events.emit(Event{Kind: EventBusConfirmed})
 	select {
 	case <-l.g.confirmed:

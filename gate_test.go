@@ -192,29 +192,6 @@ func TestInAGapNothingLocalIsFresh(t *testing.T) { // I9
 	}
 }
 
-func TestALateSetOfOurOwnDropsWhatWasReadMeanwhile(t *testing.T) { // I2
-	t.Parallel()
-	server := testutil.StartRedis(t)
-	proxy := testutil.NewProxy(t, server.Addr())
-	b := newCache[string](t, openGate(t, herdgate.Options{Namespace: "test", Redis: server.Client(t)}), nil, herdgate.Policy{})
-	if err := b.Set(t.Context(), "k", "old"); err != nil {
-		t.Fatal(err)
-	}
-	a := newCache[string](t, openGate(t, herdgate.Options{
-		Namespace: "test", Redis: testutil.NewClient(t, proxy.Addr()), RedisTimeout: 200 * time.Millisecond,
-	}), nil, herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour})
-	if _, _, err := a.Peek(t.Context(), "nothing"); err != nil { // the generation is known, but not the time
-		t.Fatal(err)
-	}
-	release := proxy.HoldRequests(testutil.Command("evalsha"), -1)
-	if err := a.Set(t.Context(), "k", "new"); err == nil {
-		t.Fatal("the set should have given up")
-	}
-	isLocal(t, a, "old") // it may be: an error does not say that the change was made
-	release()
-	isLocal(t, a, "new")
-}
-
 func TestALostMessageIsBoundedByLocalTTL(t *testing.T) { // C11
 	t.Parallel()
 	server := testutil.StartRedis(t)

@@ -68,14 +68,12 @@ func (c *Cache[V]) keeper(ctx context.Context) {
 // keepFresh starts the refresh of a kept key, unless it was refreshed meanwhile.
 func (c *Cache[V]) keepFresh(ctx context.Context, key string, now time.Duration) {
 	var old found[V]
-	if c.copies != nil {
-		if cp := c.copies.Load(key); cp != nil {
-			if c.gate.gap.valid(cp.gap) && now < cp.early && now < cp.check {
-				c.kept.schedule(key, min(cp.early, cp.check))
-				return
-			}
-			old = found[V]{cp: cp, seen: cp.seen}
+	if cp := c.copies.Load(key); cp != nil {
+		if c.gate.gap.valid(cp.gap) && now < cp.early && now < cp.check {
+			c.kept.schedule(key, min(cp.early, cp.check))
+			return
 		}
+		old = found[V]{cp: cp, seen: cp.seen}
 	}
 	if c.refresh(ctx, key, c.plan(key), old, OutcomeLocal) == nil {
 		c.kept.schedule(key, now+keepPause) // it is quiet for some reason that passes

@@ -157,11 +157,7 @@ const (
 func (c *Cache[V]) alone(f *flight[V], p *plan[V], slot *loadSlot, keep keeping) (Result[V], error) {
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	at := c.tags.sequence()
-	var old *copied[V]
-	if c.copies != nil {
-		old = c.copies.Load(f.Key())
-	}
-	got := c.run(f, p, old, nil, slot)
+	got := c.run(f, p, c.copies.Load(f.Key()), nil, slot)
 	switch {
 	case got.err == nil:
 		if !got.load.uncacheable {
@@ -170,6 +166,10 @@ func (c *Cache[V]) alone(f *flight[V], p *plan[V], slot *loadSlot, keep keeping)
 		}
 		return Result[V]{Value: got.value, Outcome: OutcomeUnlocked}, nil
 	case got.missing:
+		if !got.load.uncacheable && (p.policy.NegativeTTL != Off || got.load.ttl > 0) {
+			got.extended.TagsAt = at
+			c.keepAlone(f.Key(), got, keep, t, p)
+		}
 		return Result[V]{Outcome: OutcomeUnlocked}, c.failed(f.Key(), got.err)
 	case errors.Is(got.cause, ErrClosed):
 		return Result[V]{}, ErrClosed
@@ -181,19 +181,34 @@ func (c *Cache[V]) alone(f *flight[V], p *plan[V], slot *loadSlot, keep keeping)
 
 // keepAlone keeps a copy of what was loaded without the lease.
 func (c *Cache[V]) keepAlone(key string, got loaded[V], keep keeping, t ticket, p *plan[V]) {
+	if keep == keepNothing {
+		return
+	}
 	life := got.life(p.policy)
+	var made encoded // as it is not stored, only its size is of use
+	if !got.missing {
+		b, err := c.pack(got.value, p.policy)
+		if err != nil {
+			return // its size cannot be told
+		}
+		made.size = b.size
+	}
 	switch keep {
 	case keepNothing:
-		return
 	case keepCopy:
 		t.gap = inGap // nobody tells this process of changes now
+		if early := p.policy.TTL - life.fresh; early > 0 && got.load.ttl == 0 && !got.missing {
+			life.fresh, life.hard = life.fresh+2*early, life.hard+2*early // at most one load in a TTL
+		}
 	case keepUnshared:
 		// When it must be checked it is gone: Redis has no entry that this version could
 		// check it against. Until then the messages about the newer one's changes hold for it.
 		life.fresh = min(life.fresh, p.policy.LocalTTL)
 		life.hard, life.early = life.fresh, life.fresh
 	}
-	c.keep(key, c.made(got.content, encoded{}, life, c.gate.now(), p.policy), t)
+	cp := c.made(got.content, made, life, c.gate.now(), p.policy)
+	cp.spare = keep == keepCopy
+	c.keep(key, cp, t)
 }
 
 // lease is a held rebuild lease, renewed by the lock engine. nil: there is nothing

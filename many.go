@@ -247,6 +247,16 @@ func (c *Cache[V]) readMany(ms []*member[V]) {
 	for _, m := range ms {
 		m.a.ticket = m.f.State.depart(func() ticket { return c.ticket(m.key) })
 	}
+	// After the tickets, as in read.
+	ms = slices.DeleteFunc(slices.Clone(ms), func(m *member[V]) bool {
+		if c.gate.journal.holds(c.name, m.key) {
+			m.err = ErrJournaled
+		}
+		return m.err != nil
+	})
+	if len(ms) == 0 {
+		return
+	}
 	answers := c.gate.store.ReadMany(ctx, keysOf(ms))
 	c.learnTags(ctx, ms, answers)
 	for i, answer := range answers {

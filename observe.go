@@ -92,6 +92,17 @@ const (
 	EventBusLost
 	// EventBusConfirmed: invalidations arrive again; no cache.
 	EventBusConfirmed
+	// EventRedisDown: a server has not answered a few commands in a row, and is left alone
+	// until it answers a probe; no cache [Err].
+	EventRedisDown
+	// EventRedisUp: it has; no cache.
+	EventRedisUp
+	// EventJournaled: a change did not, or perhaps not, reach Redis, and is made later [Key, Err].
+	EventJournaled
+	// EventReplayed: such a change was made [Key].
+	EventReplayed
+	// EventJournalFull: there are too many of them; the cache is cleared when Redis is back.
+	EventJournalFull
 	eventKinds
 )
 
@@ -100,7 +111,8 @@ func (k EventKind) String() string {
 	return [...]string{
 		"get", "coalesced", "load", "load failed", "abandoned", "refresh", "wait", "wait timeout", "backoff",
 		"lease won", "lease held", "renewal failed", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
-		"bad payload", "outdated", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed", "unknown",
+		"bad payload", "outdated", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed",
+		"redis down", "redis up", "journaled", "replayed", "journal full", "unknown",
 	}[min(k, eventKinds)]
 }
 

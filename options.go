@@ -38,8 +38,14 @@ type Options struct {
 
 	// LocalBytes is the memory the local tier may use for values, in bytes, over
 	// all caches. A value counts with its encoded size, or what [WithSize] says.
-	// Default 64 MiB. Off: no local tier.
+	// Default 64 MiB. Off: no local tier; what is loaded while Redis is out is then kept
+	// in up to 16 MiB until it is back.
 	LocalBytes int64
+
+	// AcceptJournaled makes Set, Delete and Expire return nil, and not ErrJournaled, for a
+	// change that Redis has not got, and that is made once it answers. It is for callers
+	// who would do nothing but go on. Default false.
+	AcceptJournaled bool
 
 	// Observer sees what happens, event by event. nil: nobody.
 	Observer Observer

@@ -11,20 +11,28 @@ import (
 
 // hit serves a fresh value of the local tier: no command, no allocation.
 func (c *Cache[V]) hit(key string) (V, bool, error) {
-	if c.copies != nil && !c.gate.closed.Load() {
-		if cp := c.copies.Load(key); cp != nil && c.gate.gap.valid(cp.gap) && (!cp.tagged || c.tags.holds(cp.extended, &cp.turn)) {
-			if now := c.gate.now(); now < cp.ahead {
-				cp.kept.touch(now)
-				c.events.got(key, OutcomeLocal, 0, cp.err())
-				if cp.missing {
-					return cp.value, true, ErrNotFound
-				}
-				return c.cloned(cp.value), true, nil
-			}
-		}
-	}
 	var zero V
-	return zero, false, nil
+	if c.gate.closed.Load() || !c.tiered && !c.gate.out() {
+		return zero, false, nil
+	}
+	cp := c.copies.Load(key)
+	if cp == nil {
+		return zero, false, nil
+	}
+	from, now := OutcomeLocal, c.gate.now()
+	switch {
+	case c.gate.gap.valid(cp.gap) && now < cp.ahead && (!cp.tagged || c.tags.holds(cp.extended, &cp.turn)):
+	case now < cp.fresh && c.gate.out() && !c.invalid(cp):
+		from = OutcomeStale
+	default:
+		return zero, false, nil
+	}
+	cp.kept.touch(now)
+	c.events.got(key, from, 0, cp.err())
+	if cp.missing {
+		return zero, true, ErrNotFound
+	}
+	return c.cloned(cp.value), true, nil
 }
 
 // lookup is one call: the local tier, then the flight of its key.
@@ -71,11 +79,18 @@ func (c *Cache[V]) concluded(key string, r Result[V], err error, start time.Dura
 	return r, err
 }
 
-// local serves a copy that need not be checked with Redis, if there is one, and
-// starts a refresh behind it if it is due.
+// local serves a copy that need not, or cannot, be checked with Redis, if there is
+// one, and starts a refresh behind it if it is due.
 func (c *Cache[V]) local(ctx context.Context, key string, p *plan[V]) (r Result[V], served bool, err error) {
+	if c.gate.closed.Load() {
+		return r, false, nil
+	}
 	cp, now := c.unchecked(key)
 	if cp == nil {
+		if cp, now = c.copies.Load(key), c.gate.now(); cp != nil && cp.servable(now) && c.out(ctx, key) && !c.invalid(cp) {
+			r, err = c.withoutCheck(ctx, key, p, cp, now)
+			return r, true, err
+		}
 		return r, false, nil
 	}
 	r, err = c.serve(ctx, key, p, found[V]{cp: cp, seen: cp.seen}, OutcomeLocal, now)
@@ -114,7 +129,7 @@ func (c *Cache[V]) softly(ctx context.Context, refresh *flight[V], p *plan[V], r
 
 // unchecked is the copy of key that need not be checked with Redis, nil for none.
 func (c *Cache[V]) unchecked(key string) (*copied[V], time.Duration) {
-	if c.copies == nil || c.gate.closed.Load() {
+	if c.gate.closed.Load() {
 		return nil, 0
 	}
 	cp := c.copies.Load(key)
@@ -238,7 +253,7 @@ func (c *Cache[V]) renew(f *flight[V], p *plan[V]) (Result[V], error) {
 		return Result[V]{}, context.Cause(f.Context())
 	case err != nil:
 		c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: err})
-		return c.unlocked(f, p, keepCopy)
+		return c.loadWithout(f, p)
 	case read.newer:
 		return c.unlocked(f, p, keepUnshared)
 	}
@@ -253,6 +268,9 @@ func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found boo
 	defer c.gate.calls.Done()
 	if c.gate.store == nil {
 		return r, false, nil // the local tier had all there is
+	}
+	if c.gate.journal.holds(c.name, key) {
+		return r, false, nil
 	}
 	read, err := c.look(ctx, key)
 	if err != nil {
@@ -300,6 +318,10 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *
 		return found[V]{}, err
 	}
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
+	// After the ticket: a change that is not there yet moves the epoch past it.
+	if c.gate.journal.holds(c.name, f.Key()) {
+		return found[V]{}, ErrJournaled
+	}
 	entry, err := c.gate.store.Get(ctx, keys)
 	return c.received(ctx, f, keys, entry, err, t, p)
 }
@@ -342,19 +364,18 @@ func (c *Cache[V]) degraded(f *flight[V], p *plan[V], cause error) (Result[V], e
 		return Result[V]{}, context.Cause(f.Context())
 	}
 	c.events.emit(Event{Kind: EventDegraded, Key: f.Key(), Err: cause})
-	if c.copies != nil {
-		cp := c.copies.Load(f.Key())
-		if now := c.gate.now(); cp != nil && cp.servable(now) && !c.invalid(cp) {
-			r, err := cp.result(OutcomeStale, now)
-			r.Stale = true
-			return r, err
-		}
+	cp := c.copies.Load(f.Key())
+	if now := c.gate.now(); cp != nil && cp.servable(now) && !c.invalid(cp) {
+		return c.withoutCheck(f.Context(), f.Key(), p, cp, now)
 	}
-	return c.unlocked(f, p, keepCopy)
+	return c.loadWithout(f, p)
 }
 
 // invalid reports whether a copy is known to have an invalidated tag.
 func (c *Cache[V]) invalid(cp *copied[V]) bool {
+	if !cp.tagged {
+		return false
+	}
 	outdated, _ := c.tags.outdates(cp.extended)
 	return outdated
 }

@@ -289,7 +289,7 @@ func (c *Cache[V]) store(ctx context.Context, keys remote.Keys, commit remote.Co
 // its ticket held.
 func (c *Cache[V]) keepStored(key string, cp *copied[V], t ticket, stored remote.Stored, err error) bool {
 	if err != nil {
-		t.gap = inGap // it may be stored, and may not
+		t.gap, cp.spare = inGap, true // it may be stored, and may not
 	} else if stored != remote.Done {
 		return false
 	}
@@ -387,7 +387,10 @@ func (c *Cache[V]) behind(f *flight[V], p *plan[V], old found[V], from Outcome) 
 	quiet := func(d time.Duration) { c.quiet.put(key, served, c.gate.now()+d, c.gate.now()) }
 	if from == OutcomeLocal {
 		read, err := c.read(f.Context(), f, keys, p)
-		if r, due, err := c.stillDue(read, err, quiet); !due {
+		if err != nil {
+			return c.behindAlone(f, p, old.cp, err, quiet)
+		}
+		if r, due, err := c.stillDue(read, nil, quiet); !due {
 			return r, err
 		}
 		if read.cp != nil {
@@ -429,7 +432,7 @@ func (c *Cache[V]) stillDue(read found[V], err error, quiet func(time.Duration))
 // local tier the copies of this process would not learn of the new entry before their
 // next check.
 func (c *Cache[V]) refreshWaits(p *plan[V]) bool {
-	return c.gate.store != nil && (c.copies != nil || p.policy.SoftTimeout > 0)
+	return c.gate.store != nil && (c.tiered && p.policy.LocalTTL != Off || p.policy.SoftTimeout > 0)
 }
 
 // notRefreshed is the end of a refresh that was not granted the lease.
@@ -437,7 +440,7 @@ func (c *Cache[V]) notRefreshed(f *flight[V], keys remote.Keys, a acquisition[V]
 	var read found[V]
 	switch {
 	case err != nil:
-		quiet(c.gate.options.RedisTimeout)
+		return c.behindAlone(f, p, a.old.cp, err, quiet)
 	case a.State == remote.Newer:
 		read, err = c.take(f.Context(), f, keys, a.Entry, a.ticket, p)
 	case a.State == remote.Held && c.refreshWaits(p):

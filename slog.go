@@ -78,11 +78,13 @@ func (l *logObserver) Observe(e Event) {
 }
 
 // due reports whether an event gets a line, and how many before it got none. The bus
-// is told of each time: of a loss and a confirmation the reader must know which was
-// the last, and both are as rare as reconnecting makes them.
+// and Redis are told of each time: of a loss and a confirmation the reader must know
+// which was the last, and both are as rare as reconnecting makes them.
 func (l *logObserver) due(e Event) (silent int, ok bool) {
-	if e.Kind == EventBusLost || e.Kind == EventBusConfirmed {
+	switch e.Kind {
+	case EventBusLost, EventBusConfirmed, EventRedisDown, EventRedisUp:
 		return 0, true
+	default:
 	}
 	now := time.Now()
 	l.mu.Lock()
@@ -113,6 +115,14 @@ func line(kind EventKind) (write func(*slog.Logger, string, ...any), message str
 		return (*slog.Logger).Error, "herdgate: change failed, or may have: the old value may live on"
 	case EventDegraded:
 		return (*slog.Logger).Warn, "herdgate: Redis did not answer, went on without it"
+	case EventRedisDown:
+		return (*slog.Logger).Warn, "herdgate: Redis is down, going on without it"
+	case EventRedisUp:
+		return (*slog.Logger).Info, "herdgate: Redis is back"
+	case EventJournaled:
+		return (*slog.Logger).Warn, "herdgate: change has not reached Redis, it is made later"
+	case EventJournalFull:
+		return (*slog.Logger).Warn, "herdgate: too many changes have not reached Redis, the cache is cleared when it is back"
 	case EventBusLost:
 		return (*slog.Logger).Warn, "herdgate: invalidations may be missed, nothing local is fresh"
 	case EventRenewalFailed:

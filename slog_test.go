@@ -60,6 +60,10 @@ func TestAnOperatorReadsOfTroubleAndOfNothingElse(t *testing.T) {
 		herdgate.EventWaitTimeout:   "WARN",
 		herdgate.EventBadPayload:    "WARN",
 		herdgate.EventBusConfirmed:  "INFO",
+		herdgate.EventRedisDown:     "WARN",
+		herdgate.EventRedisUp:       "INFO",
+		herdgate.EventJournaled:     "WARN",
+		herdgate.EventJournalFull:   "WARN",
 		herdgate.EventNewerEntry:    "INFO",
 	}
 	for kind := herdgate.EventKind(0); kind.String() != "unknown"; kind++ {

@@ -49,6 +49,11 @@ type Stats struct {
 	ChangesFailed uint64 // those that failed
 	BusLost       uint64 // times that messages may have been lost; gate only
 	BusConfirmed  uint64 // times that the subscription was confirmed; gate only
+	RedisDown     uint64 // times that a server was found down; gate only
+	RedisUp       uint64 // times that one was found to be back; gate only
+	Journaled     uint64 // keys whose change waits until Redis is back
+	Replayed      uint64 // those that were changed then
+	JournalFull   uint64 // times that there were too many of them
 }
 
 // counters count what a cache, or a gate without its caches, emits.
@@ -146,6 +151,11 @@ func (t *totals) stats() Stats {
 		ChangesFailed: t.kinds[EventChangeFailed],
 		BusLost:       t.kinds[EventBusLost],
 		BusConfirmed:  t.kinds[EventBusConfirmed],
+		RedisDown:     t.kinds[EventRedisDown],
+		RedisUp:       t.kinds[EventRedisUp],
+		Journaled:     t.kinds[EventJournaled],
+		Replayed:      t.kinds[EventReplayed],
+		JournalFull:   t.kinds[EventJournalFull],
 	}
 	s.Gets = s.Failed + s.Local + s.Remote + s.Stale + s.Loaded + s.Waited + s.Unlocked + s.Default
 	return s

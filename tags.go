@@ -32,6 +32,9 @@ func (c *Cache[V]) InvalidateTags(ctx context.Context, tags ...string) error {
 			return c.changeError(opTags, names, &ConfigError{Field: "tags", Value: names, Want: want})
 		}
 		if err := c.raise(ctx, some); err != nil {
+			if !remote.Answered(err) {
+				return c.journaledWhole(opTags, tags, err)
+			}
 			c.events.emit(Event{Kind: EventChangeFailed, Key: names, Err: err})
 			return c.changeError(opTags, names, err)
 		}

@@ -52,6 +52,9 @@ func counters() map[herdgate.EventKind]counter {
 		herdgate.EventDegraded:      {name: "herdgate.degraded", unit: "{flight}", description: "Flights that went on without Redis, which did not answer."},
 		herdgate.EventChange:        changes("done"),
 		herdgate.EventChangeFailed:  changes("failed"),
+		herdgate.EventJournaled:     changes("journaled"),
+		herdgate.EventReplayed:      {name: "herdgate.replays", unit: "{change}", description: "Changes that were made when Redis was back."},
+		herdgate.EventJournalFull:   {name: "herdgate.journal.overflows", unit: "{change}", description: "Changes for which the journal had no room, so that the cache is cleared when Redis is back."},
 	}
 }
 
@@ -68,10 +71,12 @@ func (o *Observer) register(meter metric.Meter) error {
 	for step := range o.steps {
 		o.steps[step] = r.histogram("herdgate."+herdgate.Step(step).String()+".duration", stepDescription(herdgate.Step(step)))
 	}
-	var connected, losses metric.Int64Observable
+	var connected, losses, down, outages metric.Int64Observable
 	if !o.options.NoBus {
 		connected = r.gauge("herdgate.bus.connected", "1", "1 while invalidations arrive, 0 while they may be missed.")
 		losses = r.counter("herdgate.bus.losses", "{loss}", "Times from which on invalidations may have been missed.")
+		down = r.gauge("herdgate.redis.down", "{server}", "Servers that do not answer and are left alone: 0 is well, more than 1 is a Cluster.")
+		outages = r.counter("herdgate.redis.outages", "{outage}", "Times that a server was found down.")
 	}
 	if r.err != nil {
 		return r.err
@@ -89,6 +94,8 @@ func (o *Observer) register(meter metric.Meter) error {
 		if !o.options.NoBus {
 			to.ObserveInt64(connected, o.isConnected())
 			to.ObserveInt64(losses, o.busLosses.Load())
+			to.ObserveInt64(down, o.down.Load())
+			to.ObserveInt64(outages, o.outages.Load())
 		}
 		return nil
 	}, r.all...)

@@ -76,6 +76,8 @@ type Observer struct {
 
 	connected atomic.Bool
 	busLosses atomic.Int64
+	down      atomic.Int64 // servers
+	outages   atomic.Int64
 
 	// caches holds what is known of each cache seen so far, so that an event makes no
 	// attributes. The map is never written to, but replaced by a longer one.
@@ -171,6 +173,11 @@ func (o *Observer) Observe(e herdgate.Event) {
 		o.busLosses.Add(1)
 	case herdgate.EventBusConfirmed:
 		o.connected.Store(true)
+	case herdgate.EventRedisDown:
+		o.down.Add(1)
+		o.outages.Add(1)
+	case herdgate.EventRedisUp:
+		o.down.Add(-1)
 	default:
 		if n := o.of(e.Cache).kinds[e.Kind]; n != nil {
 			n.Add(1)

@@ -138,6 +138,9 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		{Kind: herdgate.EventRenewalFailed},
 		{Kind: herdgate.EventOutdated},
 		{Kind: herdgate.EventGet, Outcome: herdgate.OutcomeDefault},
+		{Kind: herdgate.EventJournaled},
+		{Kind: herdgate.EventReplayed},
+		{Kind: herdgate.EventJournalFull},
 	} {
 		e.Cache, e.Key = "product", "42"
 		for range i + 1 {
@@ -145,6 +148,9 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		}
 	}
 	s.Observe(herdgate.Event{Kind: herdgate.EventBusConfirmed})
+	s.Observe(herdgate.Event{Kind: herdgate.EventRedisDown})
+	s.Observe(herdgate.Event{Kind: herdgate.EventRedisDown})
+	s.Observe(herdgate.Event{Kind: herdgate.EventRedisUp})
 
 	want := map[string]int64{
 		"herdgate.gets{herdgate.cache=product,herdgate.outcome=failed}":           1,
@@ -184,6 +190,11 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.changes{herdgate.cache=product,herdgate.result=failed}":         27,
 		"herdgate.renewal.failures{herdgate.cache=product}":                       28,
 		"herdgate.outdated{herdgate.cache=product}":                               29,
+		"herdgate.changes{herdgate.cache=product,herdgate.result=journaled}":      31,
+		"herdgate.replays{herdgate.cache=product}":                                32,
+		"herdgate.journal.overflows{herdgate.cache=product}":                      33,
+		"herdgate.redis.down{}":                                                   1,
+		"herdgate.redis.outages{}":                                                2,
 		"herdgate.bus.connected{}":                                                1,
 		"herdgate.bus.losses{}":                                                   0,
 	}

@@ -53,6 +53,8 @@ type Collector struct {
 
 	connected prometheus.Gauge
 	busLosses prometheus.Counter
+	down      prometheus.Gauge
+	outages   prometheus.Counter
 
 	// caches holds the children of each cache seen so far, so that an event looks up
 	// no label. The map is never written to, but replaced by a longer one.
@@ -108,6 +110,9 @@ func NewCollector(options Options) (*Collector, error) {
 		herdgate.EventDegraded:      c.counter("degraded_total", "Flights that went on without Redis, which did not answer."),
 		herdgate.EventChange:        with(changes, "result", "done"),
 		herdgate.EventChangeFailed:  with(changes, "result", "failed"),
+		herdgate.EventJournaled:     with(changes, "result", "journaled"),
+		herdgate.EventReplayed:      c.counter("replayed_changes_total", "Changes that were made when Redis was back."),
+		herdgate.EventJournalFull:   c.counter("journal_overflows_total", "Changes for which the journal had no room, so that the cache is cleared when Redis is back."),
 	}
 	c.loadDuration = c.histogram("load_duration_seconds", "What loaders took, failed ones included.", buckets)
 	c.waitDuration = c.histogram("wait_duration_seconds", "What flights waited for the load of another process.", buckets)
@@ -117,8 +122,10 @@ func NewCollector(options Options) (*Collector, error) {
 
 	c.connected = prometheus.NewGauge(prometheus.GaugeOpts{Name: name("bus_connected"), Help: "1 while invalidations arrive, 0 while they may be missed."})
 	c.busLosses = prometheus.NewCounter(prometheus.CounterOpts{Name: name("bus_losses_total"), Help: "Times from which on invalidations may have been missed."})
+	c.down = prometheus.NewGauge(prometheus.GaugeOpts{Name: name("redis_down"), Help: "Servers that do not answer and are left alone: 0 is well, more than 1 is a Cluster."})
+	c.outages = prometheus.NewCounter(prometheus.CounterOpts{Name: name("redis_outages_total"), Help: "Times that a server was found down."})
 	if !options.NoBus {
-		c.metrics = append(c.metrics, c.connected, c.busLosses)
+		c.metrics = append(c.metrics, c.connected, c.busLosses, c.down, c.outages)
 	}
 	return c, nil
 }
@@ -182,6 +189,11 @@ func (c *Collector) Observe(e herdgate.Event) {
 		c.busLosses.Inc()
 	case herdgate.EventBusConfirmed:
 		c.connected.Set(1)
+	case herdgate.EventRedisDown:
+		c.down.Inc()
+		c.outages.Inc()
+	case herdgate.EventRedisUp:
+		c.down.Dec()
 	default:
 		c.cache(e.Cache).count(e)
 	}

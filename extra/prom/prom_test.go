@@ -68,6 +68,9 @@ func TestEachEventHasItsMetric(t *testing.T) {
 	observe(27, herdgate.Event{Kind: herdgate.EventChangeFailed})
 	observe(28, herdgate.Event{Kind: herdgate.EventRenewalFailed})
 	observe(29, herdgate.Event{Kind: herdgate.EventOutdated})
+	observe(30, herdgate.Event{Kind: herdgate.EventJournaled})
+	observe(31, herdgate.Event{Kind: herdgate.EventReplayed})
+	observe(32, herdgate.Event{Kind: herdgate.EventJournalFull})
 	c.Observe(herdgate.Event{Kind: herdgate.EventBusConfirmed})
 
 	const want = `
@@ -90,6 +93,7 @@ herdgate_bus_losses_total 0
 # TYPE herdgate_changes_total counter
 herdgate_changes_total{cache="product",result="done"} 26
 herdgate_changes_total{cache="product",result="failed"} 27
+herdgate_changes_total{cache="product",result="journaled"} 30
 # HELP herdgate_coalesced_gets_total Calls that joined the flight of another one in this process.
 # TYPE herdgate_coalesced_gets_total counter
 herdgate_coalesced_gets_total{cache="product"} 8
@@ -111,6 +115,9 @@ herdgate_gets_total{cache="product",outcome="remote"} 3
 herdgate_gets_total{cache="product",outcome="stale"} 4
 herdgate_gets_total{cache="product",outcome="unlocked"} 7
 herdgate_gets_total{cache="product",outcome="waited"} 6
+# HELP herdgate_journal_overflows_total Changes for which the journal had no room, so that the cache is cleared when Redis is back.
+# TYPE herdgate_journal_overflows_total counter
+herdgate_journal_overflows_total{cache="product"} 32
 # HELP herdgate_leases_total Rebuild leases: won and held by somebody else when asked for, lost and revoked while the loader ran.
 # TYPE herdgate_leases_total counter
 herdgate_leases_total{cache="product",result="held"} 17
@@ -133,6 +140,12 @@ herdgate_loads_total{cache="product"} 9
 # HELP herdgate_newer_entries_total Entries of a newer version of the code, which are left alone.
 # TYPE herdgate_newer_entries_total counter
 herdgate_newer_entries_total{cache="product"} 24
+# HELP herdgate_redis_down Servers that do not answer and are left alone: 0 is well, more than 1 is a Cluster.
+# TYPE herdgate_redis_down gauge
+herdgate_redis_down 0
+# HELP herdgate_redis_outages_total Times that a server was found down.
+# TYPE herdgate_redis_outages_total counter
+herdgate_redis_outages_total 0
 # HELP herdgate_refreshes_total Refreshes begun behind a value that was served.
 # TYPE herdgate_refreshes_total counter
 herdgate_refreshes_total{cache="product"} 12
@@ -142,6 +155,9 @@ herdgate_outdated_total{cache="product"} 29
 # HELP herdgate_renewal_failures_total Renewals of a lease that failed and were tried again until it ended.
 # TYPE herdgate_renewal_failures_total counter
 herdgate_renewal_failures_total{cache="product"} 28
+# HELP herdgate_replayed_changes_total Changes that were made when Redis was back.
+# TYPE herdgate_replayed_changes_total counter
+herdgate_replayed_changes_total{cache="product"} 31
 # HELP herdgate_wait_duration_seconds What flights waited for the load of another process.
 # TYPE herdgate_wait_duration_seconds histogram
 herdgate_wait_duration_seconds_bucket{cache="product",le="0.5"} 0
@@ -235,6 +251,27 @@ herdgate_load_failures_total{cache="product"} 0
 	}
 }
 
+func TestRedisIsDownUntilItIsUp(t *testing.T) {
+	c := collector(t, prom.Options{})
+	for _, step := range []struct {
+		kind          herdgate.EventKind
+		down, outages int
+	}{{herdgate.EventRedisDown, 1, 1}, {herdgate.EventRedisDown, 2, 2}, {herdgate.EventRedisUp, 1, 2}, {herdgate.EventRedisUp, 0, 2}} {
+		c.Observe(herdgate.Event{Kind: step.kind})
+		want := fmt.Sprintf(`
+# HELP herdgate_redis_down Servers that do not answer and are left alone: 0 is well, more than 1 is a Cluster.
+# TYPE herdgate_redis_down gauge
+herdgate_redis_down %d
+# HELP herdgate_redis_outages_total Times that a server was found down.
+# TYPE herdgate_redis_outages_total counter
+herdgate_redis_outages_total %d
+`, step.down, step.outages)
+		if err := testutil.CollectAndCompare(c, strings.NewReader(want), "herdgate_redis_down", "herdgate_redis_outages_total"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestTheBusIsConnectedFromItsConfirmationToItsLoss(t *testing.T) {
 	c := collector(t, prom.Options{})
 	check := func(connected, losses int) {
@@ -247,7 +284,7 @@ herdgate_bus_connected %d
 # TYPE herdgate_bus_losses_total counter
 herdgate_bus_losses_total %d
 `, connected, losses)
-		if err := testutil.CollectAndCompare(c, strings.NewReader(want)); err != nil {
+		if err := testutil.CollectAndCompare(c, strings.NewReader(want), "herdgate_bus_connected", "herdgate_bus_losses_total"); err != nil {
 			t.Error(err)
 		}
 	}

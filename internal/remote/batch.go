@@ -37,7 +37,7 @@ func (s *Store) ReadMany(ctx context.Context, keys []Keys) []Answer[[]byte] {
 		for n, i := range part {
 			names[n] = keys[i].V
 		}
-		return bounded(ctx, s, func(ctx context.Context) ([]Answer[[]byte], error) { return read(ctx, names) })
+		return guarded(ctx, s.route(ctx, names[0]), ordinary, func(ctx context.Context) ([]Answer[[]byte], error) { return read(ctx, names) })
 	})
 }
 
@@ -66,7 +66,7 @@ func (s *Store) getMany(ctx context.Context, names []string) ([]Answer[[]byte], 
 	for i, cmd := range cmds {
 		answers[i].Value, answers[i].Err = readEntry(cmd.Bytes())
 	}
-	return answers, nil
+	return answers, unanswered(answers)
 }
 
 // AcquireMany is Acquire for many keys, as[i] for keys[i], in one step a node.
@@ -75,7 +75,7 @@ func (s *Store) AcquireMany(ctx context.Context, keys []Keys, as []Acquire) []An
 	for i := range keys {
 		calls[i] = s.acquireCall(keys[i], as[i])
 	}
-	found := sendMany(ctx, s, calls)
+	found := sendMany(ctx, s, ordinary, calls)
 	// Those that came too late did nothing, and have told the server's time.
 	var late []int
 	for i, a := range found {
@@ -84,7 +84,7 @@ func (s *Store) AcquireMany(ctx context.Context, keys []Keys, as []Acquire) []An
 		}
 	}
 	if late != nil {
-		for n, a := range sendMany(ctx, s, at(calls, late)) {
+		for n, a := range sendMany(ctx, s, ordinary, at(calls, late)) {
 			found[late[n]] = a
 		}
 	}
@@ -97,7 +97,7 @@ func (s *Store) CommitMany(ctx context.Context, keys []Keys, cs []Commit) []Answ
 	for i := range keys {
 		calls[i] = s.commitCall(keys[i], cs[i])
 	}
-	return sendMany(ctx, s, calls)
+	return sendMany(ctx, s, urgent, calls)
 }
 
 // FinishMany is Finish for many keys, in one step a node.
@@ -106,12 +106,12 @@ func (s *Store) FinishMany(ctx context.Context, keys []Keys, fs []Finish) []Answ
 	for i := range keys {
 		calls[i] = s.finishCall(keys[i], fs[i])
 	}
-	return sendMany(ctx, s, calls)
+	return sendMany(ctx, s, urgent, calls)
 }
 
 // sendMany sends calls of one script, and once more those that got no reply: all of
 // them may be sent twice.
-func sendMany[T any](ctx context.Context, s *Store, calls []scriptCall[T]) []Answer[T] {
+func sendMany[T any](ctx context.Context, s *Store, u urgency, calls []scriptCall[T]) []Answer[T] {
 	keys := make([]Keys, len(calls))
 	for i := range calls {
 		keys[i] = calls[i].keys
@@ -122,14 +122,16 @@ func sendMany[T any](ctx context.Context, s *Store, calls []scriptCall[T]) []Ans
 		silent := places(len(here))
 		for range 2 {
 			var got []Answer[T]
-			got, err = tryMany(ctx, s, at(here, silent))
+			got, err = tryMany(ctx, s, u, at(here, silent))
 			for n, i := range silent {
 				if answers[i].Err = err; err == nil {
 					answers[i] = got[n]
 				}
 			}
-			silent = slices.DeleteFunc(silent, func(i int) bool { return answers[i].Err == nil || isAnswer(answers[i].Err) })
-			if len(silent) == 0 || ctx.Err() != nil {
+			silent = slices.DeleteFunc(silent, func(i int) bool {
+				return judge(answers[i].Err) == verdictAnswer || judge(answers[i].Err) == verdictRefusal
+			})
+			if len(silent) == 0 || ctx.Err() != nil || errors.Is(err, ErrDown) {
 				break
 			}
 		}
@@ -138,8 +140,8 @@ func sendMany[T any](ctx context.Context, s *Store, calls []scriptCall[T]) []Ans
 }
 
 // tryMany is one try of calls that go to one node.
-func tryMany[T any](ctx context.Context, s *Store, calls []scriptCall[T]) ([]Answer[T], error) {
-	return bounded(ctx, s, func(ctx context.Context) ([]Answer[T], error) {
+func tryMany[T any](ctx context.Context, s *Store, u urgency, calls []scriptCall[T]) ([]Answer[T], error) {
+	return guarded(ctx, s.route(ctx, calls[0].keys.V), u, func(ctx context.Context) ([]Answer[T], error) {
 		clock := s.clockOf(ctx, calls[0].keys)
 		sent, notAfter := clock.mono(), s.notAfter(clock)
 		cmds := make([]*redis.Cmd, len(calls))
@@ -168,8 +170,19 @@ func tryMany[T any](ctx context.Context, s *Store, calls []scriptCall[T]) ([]Ans
 			}
 			answers[i].Err = err
 		}
-		return answers, nil
+		return answers, unanswered(answers)
 	})
+}
+
+// unanswered is the error of a step that got no answer to anything, as of a server that
+// is down: nil if there is one answer, whatever it says.
+func unanswered[T any](answers []Answer[T]) error {
+	for _, a := range answers {
+		if judge(a.Err) == verdictAnswer {
+			return nil
+		}
+	}
+	return answers[0].Err
 }
 
 // perNode calls step with the places in keys of those that one node has, at most
@@ -303,7 +316,7 @@ func (t *together) send(ctx context.Context, due []*renewal) {
 		calls[i] = t.s.renewCall(r.claim, r.ttl)
 		keys[i] = calls[i].keys
 	}
-	answers := perNode(ctx, t.s, keys, func(part []int) ([]Answer[struct{}], error) { return tryMany(ctx, t.s, at(calls, part)) })
+	answers := perNode(ctx, t.s, keys, func(part []int) ([]Answer[struct{}], error) { return tryMany(ctx, t.s, urgent, at(calls, part)) })
 	for i, a := range answers {
 		due[i].done <- a.Err
 	}

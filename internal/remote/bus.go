@@ -143,11 +143,14 @@ func (b *Bus) receive(ctx context.Context) {
 		pause := time.NewTimer(wait/2 + rand.N(wait/2))
 		select {
 		case <-pause.C:
+			wait = min(2*wait, reconnectCap)
+		case <-b.store.revived:
+			pause.Stop()
+			wait = reconnectFloor
 		case <-ctx.Done():
 			pause.Stop()
 			return
 		}
-		wait = min(2*wait, reconnectCap)
 	}
 }
 

@@ -356,6 +356,7 @@ func TestALossIsToldThoughTheNextDialHangs(t *testing.T) {
 					t.Errorf("told after %v, want at most %v", took, heartbeatGrace)
 				}
 				bus.Close()
+				s.Stop()
 				time.Sleep(time.Minute) // the pool's own dial of a command connection times out
 			})
 		})

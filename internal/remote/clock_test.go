@@ -64,6 +64,7 @@ func TestServerNowOfADeadServerIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, client := testutil.NewBubbleRedis(t)
 		s := newStore(client())
+		defer s.Stop()
 		server.SetError("LOADING not yet")
 		if now, err := s.ServerNow(t.Context(), Keys{}); err == nil || now != 0 {
 			t.Errorf("ServerNow is %v, %v, want an error", now, err)

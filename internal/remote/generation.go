@@ -27,7 +27,7 @@ func (s *Store) Clear(ctx context.Context, cache, id string) (uint64, error) {
 
 func (s *Store) runGeneration(ctx context.Context, cache, op, id string) (uint64, error) {
 	message := "G " + s.instance + " " + id + " " + cache + " "
-	return retried(ctx, s, func(ctx context.Context) (uint64, error) {
+	return retried(ctx, s.route(ctx, s.generationKey(cache)), ordinary, func(ctx context.Context) (uint64, error) {
 		v, err := s.generation.run(ctx, s.rdb, again, []string{s.generationKey(cache)}, op, s.channel, message)
 		if err != nil {
 			return 0, err
@@ -38,10 +38,12 @@ func (s *Store) runGeneration(ctx context.Context, cache, op, id string) (uint64
 }
 
 // beat publishes a heartbeat on a channel and reads the generations of caches, in one
-// step; those that are not there begin. Those that could not be read are 0.
+// step; those that are not there begin. Those that could not be read are 0. It is sent
+// also to a server that is down: what comes back tells that it is there again. In a
+// Cluster several servers have a part in it, and it says nothing of one of them.
 func (s *Store) beat(ctx context.Context, channel string, caches []string) []uint64 {
 	generations := make([]uint64, len(caches))
-	read, _ := bounded(ctx, s, func(ctx context.Context) ([]*redis.StringCmd, error) {
+	send := func(ctx context.Context) ([]*redis.StringCmd, error) {
 		pipe := s.rdb.Pipeline()
 		pipe.Publish(ctx, channel, heartbeat)
 		gets := make([]*redis.StringCmd, len(caches))
@@ -50,7 +52,13 @@ func (s *Store) beat(ctx context.Context, channel string, caches []string) []uin
 		}
 		_, err := pipe.Exec(ctx)
 		return gets, err
-	})
+	}
+	var read []*redis.StringCmd
+	if _, cluster := s.rdb.(*redis.ClusterClient); cluster {
+		read, _ = bounded(ctx, s, send)
+	} else {
+		read, _ = guarded(ctx, route{&s.server, ""}, urgent, send)
+	}
 	for i, get := range read {
 		switch err := get.Err(); {
 		case err == nil:

@@ -30,7 +30,7 @@ type Inspection struct {
 // Inspect reads what there is of a key for a person. It changes nothing.
 func (s *Store) Inspect(ctx context.Context, cache, key string) (Inspection, error) {
 	keys := s.Keys(cache, key)
-	in, err := retried(ctx, s, func(ctx context.Context) (Inspection, error) {
+	in, err := retried(ctx, s.route(ctx, keys.V), ordinary, func(ctx context.Context) (Inspection, error) {
 		tx := s.rdb.TxPipeline()
 		entry, build := readRaw(ctx, tx, keys.V), readRaw(ctx, tx, keys.B)
 		_, _ = tx.Exec(ctx) // each reply has its own error, and one of them may be none
@@ -70,7 +70,7 @@ func (s *Store) TagNumbers(ctx context.Context, cache string, tags []string) ([]
 
 // numbers reads keys of one slot. What is absent, or no number of ours, is 0.
 func (s *Store) numbers(ctx context.Context, keys ...string) ([]uint64, error) {
-	found, err := retried(ctx, s, func(ctx context.Context) ([]any, error) { return s.rdb.MGet(ctx, keys...).Result() })
+	found, err := retried(ctx, s.route(ctx, keys[0]), ordinary, func(ctx context.Context) ([]any, error) { return s.rdb.MGet(ctx, keys...).Result() })
 	numbers := make([]uint64, len(found))
 	for i, v := range found {
 		text, _ := v.(string)

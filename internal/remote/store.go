@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -37,16 +38,25 @@ type Store struct {
 	generation *script
 	tags       *script
 
-	calls sync.WaitGroup // commands in flight, given up on or not
+	calls sync.WaitGroup // commands in flight, given up on or not, and probes
+	quit  chan struct{}  // closed by Stop: ends the probes
+	stop  func()         // closes quit, once
 
-	mu     sync.Mutex
-	clocks map[string]*clock // protected by mu; by the address of a Cluster's master, "" elsewhere
+	server  breaker          // of the one server, or a Cluster of which nothing is known yet
+	routed  atomic.Bool      // a command was answered: a Cluster's client knows its masters
+	downs   atomic.Int64     // breakers that are open
+	revived chan struct{}    // gets a token when one closes: the bus then waits no longer
+	health  func(down error) // told of each that opens and closes
+
+	mu      sync.Mutex          // protects the fields below
+	clocks  map[string]*clock   // by the address of a Cluster's master, "" elsewhere
+	masters map[string]*breaker // by address, of a Cluster
 }
 
 // NewStore returns the store of a namespace. instance names this gate on the bus;
 // timeout bounds each command.
 func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout time.Duration) *Store {
-	return &Store{
+	s := &Store{
 		rdb:       rdb,
 		namespace: namespace,
 		instance:  instance,
@@ -55,6 +65,10 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		silent:    fmt.Errorf("%w (%v)", ErrNoAnswer, timeout),
 		start:     time.Now(),
 		clocks:    map[string]*clock{},
+		masters:   map[string]*breaker{},
+		quit:      make(chan struct{}),
+		revived:   make(chan struct{}, 1),
+		health:    func(error) {},
 		acquire:   newScript("acquire", acquireSource),
 		renew:     newScript("renew", renewSource),
 		commit:    newScript("commit", commitSource),
@@ -64,12 +78,15 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		generation: newScript("generation", generationSource),
 		tags:       newScript("tags", tagsSource),
 	}
+	s.stop = sync.OnceFunc(func() { close(s.quit) })
+	s.server.store = s
+	return s
 }
 
 // Load puts the scripts into the servers' script caches. The store works without
 // (each script then travels whole once), so a failure is the caller's to judge.
 func (s *Store) Load(ctx context.Context) error {
-	_, err := bounded(ctx, s, func(ctx context.Context) (struct{}, error) {
+	_, err := guarded(ctx, route{&s.server, ""}, ordinary, func(ctx context.Context) (struct{}, error) {
 		for _, sc := range []*script{s.acquire, s.renew, s.commit, s.finish, s.change, s.generation, s.tags} {
 			if err := sc.load(ctx, s.rdb); err != nil {
 				return struct{}{}, err
@@ -80,9 +97,14 @@ func (s *Store) Load(ctx context.Context) error {
 	return err
 }
 
+// Stop ends the probes: a server that is down by now stays so for this store. Further
+// calls do nothing.
+func (s *Store) Stop() { s.stop() }
+
 // Wait returns when no command of the store is in flight any more, also none that
-// was given up on, or when ctx ends.
+// was given up on, or when ctx ends. It stops the probes.
 func (s *Store) Wait(ctx context.Context) error {
+	s.Stop()
 	done := make(chan struct{})
 	go func() {
 		s.calls.Wait()
@@ -127,27 +149,12 @@ func bounded[T any](ctx context.Context, s *Store, command func(context.Context)
 	}
 }
 
-// retried is bounded with a second try where no reply came: for what may be sent twice.
-func retried[T any](ctx context.Context, s *Store, command func(context.Context) (T, error)) (T, error) {
-	v, err := bounded(ctx, s, command)
-	if err == nil || ctx.Err() != nil || isAnswer(err) {
-		return v, err
-	}
-	return bounded(ctx, s, command)
-}
-
-// isAnswer reports whether an error is the server's own word.
-func isAnswer(err error) bool {
-	answer, ok := errors.AsType[redis.Error](err)
-	return ok && answer != nil
-}
-
 // ErrWrongType means that the entry's key holds something no script of ours wrote.
 var ErrWrongType = errors.New("herdgate: entry of a wrong Redis type")
 
 // Get reads an entry; nil without an error means that there is none.
 func (s *Store) Get(ctx context.Context, keys Keys) ([]byte, error) {
-	entry, err := bounded(ctx, s, func(ctx context.Context) ([]byte, error) {
+	entry, err := guarded(ctx, s.route(ctx, keys.V), ordinary, func(ctx context.Context) ([]byte, error) {
 		return s.rdb.Get(ctx, keys.V).Bytes()
 	})
 	switch {
@@ -197,9 +204,10 @@ type Found struct {
 // owner, so that a grant is recognised as ours.
 func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error) {
 	q := s.acquireCall(keys, a)
-	f, err := retried(ctx, s, q.send)
+	to := s.route(ctx, keys.V)
+	f, err := retried(ctx, to, ordinary, q.send)
 	if err == nil && f.State == Void { // it did nothing, and has told the server's time
-		f, err = retried(ctx, s, q.send)
+		f, err = retried(ctx, to, ordinary, q.send)
 	}
 	return f, err
 }
@@ -262,7 +270,7 @@ const (
 // Commit stores the entry if the lease is still exactly the one of the claim. It
 // may be sent twice: the entry's version tells that the first copy did it.
 func (s *Store) Commit(ctx context.Context, keys Keys, c Commit) (Stored, error) {
-	return retried(ctx, s, s.commitCall(keys, c).send)
+	return retried(ctx, s.route(ctx, keys.V), urgent, s.commitCall(keys, c).send)
 }
 
 func (s *Store) commitCall(keys Keys, c Commit) scriptCall[Stored] {
@@ -301,7 +309,7 @@ type Finish struct {
 // Finish lets the lease of the claim go; false means that it was not held any more,
 // or that a first copy whose reply was lost did it.
 func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
-	return retried(ctx, s, s.finishCall(keys, f).send)
+	return retried(ctx, s.route(ctx, keys.V), urgent, s.finishCall(keys, f).send)
 }
 
 func (s *Store) finishCall(keys Keys, f Finish) scriptCall[bool] {
@@ -354,14 +362,15 @@ func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error)
 	q := scriptCall[Stored]{store: s, script: s.change, keys: keys, names: []string{keys.V, keys.B}, read: timed(readStored)}
 	apply := retried[Stored]
 	if c.Op == OpSet {
-		px, q.how, apply = millis(c.PX), once, bounded[Stored]
+		px, q.how, apply = millis(c.PX), once, guarded[Stored]
 	}
 	q.args = func(notAfter string) []any {
 		return []any{string(c.Op), notAfter, interval, s.channel, invalidation(s.instance, c), c.Entry, px}
 	}
-	stored, err := apply(ctx, s, q.send)
+	to := s.route(ctx, keys.V)
+	stored, err := apply(ctx, to, ordinary, q.send)
 	if err == nil && stored == TooLate { // it did nothing, so that this is no second copy
-		stored, err = apply(ctx, s, q.send)
+		stored, err = apply(ctx, to, ordinary, q.send)
 	}
 	return stored, err
 }
@@ -433,7 +442,7 @@ func (s *Store) ServerNow(ctx context.Context, keys Keys) (time.Duration, error)
 	}
 	asked := s.asking.DoChan(node, func() (any, error) {
 		// The others do not depend on the one whose question it is.
-		return bounded(context.WithoutCancel(ctx), s, func(ctx context.Context) (time.Duration, error) {
+		return guarded(context.WithoutCancel(ctx), s.route(ctx, keys.V), ordinary, func(ctx context.Context) (time.Duration, error) {
 			sent := clock.mono()
 			t, err := server.Time(ctx).Result()
 			if err != nil {
@@ -449,6 +458,28 @@ func (s *Store) ServerNow(ctx context.Context, keys Keys) (time.Duration, error)
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
+}
+
+// Horizon is a server time, in µs, past which no change that begins now has an effect,
+// whatever becomes of its copies on their way.
+func (s *Store) Horizon(ctx context.Context, keys Keys) (int64, error) {
+	now, err := s.ServerNow(ctx, keys)
+	if err != nil {
+		return 0, err
+	}
+	// It is sent twice if it comes too late, the second time within one timeout.
+	return (now + 2*s.timeout + 2*s.clockOf(ctx, keys).slack()).Microseconds(), nil
+}
+
+// Past reports whether the time of the server that has the keys is past a [Store.Horizon].
+func (s *Store) Past(ctx context.Context, keys Keys, horizon int64) (bool, error) {
+	now, err := guarded(ctx, s.route(ctx, keys.V), ordinary, func(ctx context.Context) (time.Time, error) {
+		if master := s.masterOf(ctx, keys); master != nil {
+			return master.Time(ctx).Result()
+		}
+		return s.rdb.Time(ctx).Result()
+	})
+	return err == nil && now.UnixMicro() > horizon, err
 }
 
 // notAfter is the server time past which a script must do nothing, in µs: its
@@ -483,7 +514,7 @@ func (leases) Capabilities() lock.Capabilities { return lock.Capabilities{} }
 
 // Renew implements lock.Backend.
 func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) error {
-	_, err := bounded(ctx, l.s, l.s.renewCall(c, ttl).send)
+	_, err := guarded(ctx, l.s.route(ctx, c.Name), urgent, l.s.renewCall(c, ttl).send)
 	return err
 }
 

@@ -323,27 +323,33 @@ func mute(t *testing.T) (rdb *redis.Client, stop func()) {
 func TestEachTryEndsAtTheTimeoutThoughTheServerIsMute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rdb, stop := mute(t)
-		s := newStore(rdb)
-		for name, c := range calls(s, s.Keys("c", "k")) {
+		var stores []*Store
+		for name := range calls(newStore(rdb), Keys{}) {
+			s := newStore(rdb) // which does not know yet what the server is like
+			stores = append(stores, s)
+			c := calls(s, s.Keys("c", "k"))[name]
 			start := time.Now()
 			err := c.call(t.Context())
 			if d, want := time.Since(start), time.Duration(c.tries)*s.timeout; err == nil || d != want {
 				t.Errorf("%s ended after %v with %v, want an error after %v", name, d, err, want)
 			}
+			s.revive()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			start = time.Now()
 			if err := c.call(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Millisecond {
 				t.Errorf("%s of a caller with a millisecond ended after %v with %v", name, time.Since(start), err)
 			}
 			cancel()
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		if err := s.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Wait says %v while commands are in flight", err)
+			ctx, cancel = context.WithTimeout(t.Context(), time.Hour)
+			if err := s.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Wait says %v while commands are in flight", err)
+			}
+			cancel()
 		}
 		stop()
-		must(t, s.Wait(t.Context()))
+		for _, s := range stores {
+			must(t, s.Wait(t.Context()))
+		}
 	})
 }
 
@@ -355,6 +361,7 @@ func TestCallsReturnWhileTheServerIsFrozen(t *testing.T) {
 	must(t, s.Load(t.Context()))
 	server.Freeze()
 	for name, c := range calls(s, s.Keys("c", "k")) {
+		s.revive()
 		if err := c.call(t.Context()); err == nil {
 			t.Errorf("%s of a frozen server succeeds", name)
 		}
@@ -394,7 +401,7 @@ func (refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (r refusing) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	return func(_ context.Context, cmd redis.Cmder) error {
 		*r.sent++
-		cmd.SetErr(refusal("READONLY"))
+		cmd.SetErr(refusal("ERR no"))
 		return cmd.Err()
 	}
 }

@@ -39,7 +39,7 @@ func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, 
 
 func (s *Store) runTags(ctx context.Context, cache string, tags []string, op string, life time.Duration, message string) (sequence uint64, numbers []uint64, err error) {
 	px := millis(life)
-	numbers, err = retried(ctx, s, func(ctx context.Context) ([]uint64, error) {
+	numbers, err = retried(ctx, s.route(ctx, s.tagKeys(cache, nil)[0]), ordinary, func(ctx context.Context) ([]uint64, error) {
 		v, err := s.tags.run(ctx, s.rdb, again, s.tagKeys(cache, tags), op, px, s.channel, message)
 		if err != nil {
 			return nil, err

@@ -1,0 +1,359 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/lock"
+)
+
+// ErrDown means that a command was not sent, since its server does not answer: it is
+// probed, and commands go to it again once it does.
+var ErrDown = errors.New("herdgate: Redis is down")
+
+const (
+	// failuresToOpen is how many commands in a row get no answer before a server counts as down.
+	failuresToOpen = 3
+	// maxHung is how many commands of one server may hang in the client after they were
+	// given up on: a client that lets go after seconds, or never, would pile them up.
+	// Urgent ones have four times that.
+	maxHung = 256
+	// probeFloor and probeCap bound the time between two probes; it doubles.
+	probeFloor = 100 * time.Millisecond
+	probeCap   = 300 * time.Millisecond
+	// heardEvery is how exactly it is kept when a server answered last: a cache line that
+	// every reply writes would be fought for.
+	heardEvery = time.Millisecond
+)
+
+// breaker keeps commands away from a server that is down: the one of the store, or
+// one master of a Cluster.
+//
+// What counts is silence. A command without an answer is a failure only if the server
+// has answered nothing at all from its sending to its end: not if one connection of
+// many stalls. Nor if it ended much later than its timeout: then it was this process
+// that stood still, and all its commands ran out of time at once. Several failures in
+// a row, over a part of the timeout at least, open the breaker. From the first of them
+// on a probe is under way, so that a server that is well is known to be before that.
+//
+// What closes an open breaker is the answer to a probe alone, which is a write: a
+// master that has become a replica still answers reads.
+type breaker struct {
+	store *Store
+	name  string // address of the Cluster's master; "" elsewhere
+
+	down      atomic.Pointer[error] // why, as callers get it; nil while commands go there
+	heard     atomic.Int64          // when an answer came last, monotonic, to heardEvery
+	suspected atomic.Bool           // failures > 0
+	hung      atomic.Int64          // commands that were given up on and have not ended
+
+	mu       sync.Mutex    // protects the fields below
+	failures int           // in a row
+	since    time.Duration // when the first of them was sent
+	sample   string        // a key of the one that failed last: its server is to be probed
+	probing  bool
+}
+
+// route is a breaker together with a key of its server.
+type route struct {
+	*breaker
+	key string
+}
+
+// urgency says which commands are sent to a server that is down.
+type urgency uint8
+
+const (
+	ordinary urgency = iota
+	// urgent commands end or keep a lease: they cost no caller a wait that would not load
+	// anyway, and without them a load that is done would be done again.
+	urgent
+)
+
+// allow is called before a command is sent. An error, which matches ErrDown, says not to.
+func (b *breaker) allow(u urgency) (sent time.Duration, err error) {
+	if u == ordinary {
+		if down := b.down.Load(); down != nil {
+			return 0, *down
+		}
+		if b.hung.Load() >= maxHung {
+			return 0, ErrDown
+		}
+	} else if b.hung.Load() >= 4*maxHung {
+		return 0, ErrDown
+	}
+	return b.store.mono(), nil
+}
+
+// done is told how a command ended that allow has let pass. A failure because ctx
+// ended, the caller's, says nothing of the server.
+func (r route) done(ctx context.Context, sent time.Duration, err error) {
+	now := r.store.mono()
+	switch judge(err) {
+	case verdictAnswer:
+		if !r.store.routed.Load() {
+			r.store.routed.Store(true)
+		}
+		if now-time.Duration(r.heard.Load()) >= heardEvery {
+			r.heard.Store(int64(now))
+		}
+		if r.suspected.Load() {
+			r.clear()
+		}
+	case verdictRefusal:
+		r.failed(ctx, now, now, err)
+	case verdictSilence:
+		if ctx.Err() == nil && now-sent <= r.store.timeout*3/2 && sent >= time.Duration(r.heard.Load()) {
+			r.failed(ctx, sent, now, err)
+		}
+	case verdictMoving:
+	}
+}
+
+// verdict is what the end of a command says of its server.
+type verdict uint8
+
+const (
+	verdictAnswer  verdict = iota // also an error that is an answer: the server is there
+	verdictSilence                // no answer came
+	verdictRefusal                // it says itself that it serves nobody, or is no master
+	verdictMoving                 // the keys are on their way to another server: neither
+)
+
+// judge reads the end of a command.
+func judge(err error) verdict {
+	if err == nil {
+		return verdictAnswer
+	}
+	answer, ok := errors.AsType[redis.Error](err)
+	switch {
+	case errors.Is(err, lock.ErrNotHeld): // the reply to a renewal
+		return verdictAnswer
+	case !ok:
+		return verdictSilence
+	}
+	text := answer.Error()
+	is := func(code string) bool {
+		// Redis 6 puts the code of an error inside a script into the text.
+		return strings.HasPrefix(text, code+" ") || strings.Contains(text, "-"+code+" ")
+	}
+	switch {
+	case slices.ContainsFunc([]string{"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY", "NOAUTH", "WRONGPASS"}, is),
+		strings.HasPrefix(text, "ERR max number of clients"):
+		return verdictRefusal
+	case slices.ContainsFunc([]string{"MOVED", "ASK", "TRYAGAIN"}, is):
+		return verdictMoving
+	}
+	return verdictAnswer
+}
+
+// clear forgets failures that were followed by an answer.
+func (b *breaker) clear() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.down.Load() == nil {
+		b.failures = 0
+		b.suspected.Store(false)
+	}
+}
+
+// failed counts a failure, opens the breaker if it is one too many, and has the server probed.
+func (r route) failed(ctx context.Context, sent, now time.Duration, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failures == 0 {
+		r.since = sent
+	}
+	r.failures++
+	r.suspected.Store(true)
+	r.sample = r.key
+	if judge(err) == verdictRefusal || r.failures >= failuresToOpen && now-r.since >= r.store.timeout/5 {
+		r.open(err)
+	}
+	if !r.probing && !r.store.ended() {
+		r.probing = true
+		ctx := context.WithoutCancel(ctx)
+		r.store.calls.Go(func() { r.watch(ctx) })
+	}
+}
+
+// open is called with mu held.
+func (b *breaker) open(err error) {
+	if b.down.Load() != nil {
+		return
+	}
+	at := ""
+	if b.name != "" {
+		at = " (" + b.name + ")"
+	}
+	down := fmt.Errorf("%w%s: %w", ErrDown, at, err)
+	b.down.Store(&down)
+	b.store.downs.Add(1)
+	b.store.health(down)
+}
+
+// watch probes the server until it answers: at once, and then at growing intervals.
+// One at a time for each breaker.
+func (b *breaker) watch(ctx context.Context) {
+	for wait := probeFloor; !b.probed(ctx); wait = min(2*wait, probeCap) {
+		pause := time.NewTimer(wait/2 + rand.N(wait/2))
+		select {
+		case <-pause.C:
+		case <-b.store.quit:
+			pause.Stop()
+			return
+		}
+	}
+}
+
+// probed sends a probe. It reports whether it was the last: the server has answered it,
+// or another command.
+func (b *breaker) probed(ctx context.Context) bool {
+	b.mu.Lock()
+	r := route{b, b.sample}
+	b.mu.Unlock()
+	probe := b.store.probeKey(r.key)
+	_, err := guarded(ctx, r, urgent, func(ctx context.Context) (int64, error) {
+		return b.store.rdb.Del(ctx, probe).Result()
+	})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case errors.Is(err, redis.ErrClosed): // the client is no more, and will not be
+		b.probing = false
+		return true
+	case judge(err) != verdictAnswer:
+		if b.failures > 0 || b.down.Load() != nil {
+			return false
+		}
+	case b.down.Load() != nil:
+		b.down.Store(nil)
+		b.store.downs.Add(-1)
+		b.store.health(nil)
+		select {
+		case b.store.revived <- struct{}{}:
+		default:
+		}
+	}
+	b.failures, b.probing = 0, false
+	b.suspected.Store(false)
+	return true
+}
+
+// probeKey is a key that is never written, in the slot of a key of ours.
+func (s *Store) probeKey(key string) string {
+	if !hasTag(key) {
+		return s.namespace + ":p:{" + key + "}"
+	}
+	const kind = len(":v")
+	return s.namespace + ":p" + key[len(s.namespace)+kind:]
+}
+
+// guarded is bounded, for a server that may be down: then it sends nothing and returns
+// an error that matches ErrDown.
+func guarded[T any](ctx context.Context, r route, u urgency, command func(context.Context) (T, error)) (T, error) {
+	sent, err := r.allow(u)
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	var over atomic.Bool // the command has ended, or was given up on: what comes first
+	v, err := bounded(ctx, r.store, func(ctx context.Context) (T, error) {
+		defer func() {
+			if over.Swap(true) {
+				r.hung.Add(-1)
+			}
+		}()
+		return command(ctx)
+	})
+	if !over.Swap(true) {
+		r.hung.Add(1)
+	}
+	r.done(ctx, sent, err)
+	return v, err
+}
+
+// retried is guarded with a second try where no reply came, or where the keys are just
+// moving to another server: for what may be sent twice.
+func retried[T any](ctx context.Context, r route, u urgency, command func(context.Context) (T, error)) (T, error) {
+	v, err := guarded(ctx, r, u, command)
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrDown) {
+		return v, err
+	}
+	switch judge(err) {
+	case verdictSilence, verdictMoving:
+		return guarded(ctx, r, u, command)
+	default:
+		return v, err
+	}
+}
+
+// route is the way to the server that has key, an entry or build key.
+func (s *Store) route(ctx context.Context, key string) route {
+	cluster, ok := s.rdb.(*redis.ClusterClient)
+	if !ok {
+		return route{&s.server, key}
+	}
+	// Before the first answer of the Cluster its client does not know the masters, and
+	// would ask for them here, unbounded. Later it asks behind its callers.
+	if !s.routed.Load() {
+		return route{&s.server, key}
+	}
+	master, err := cluster.MasterForKey(ctx, key)
+	if err != nil {
+		return route{&s.server, key}
+	}
+	name := master.Options().Addr
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.masters[name]
+	if b == nil {
+		b = &breaker{store: s, name: name}
+		s.masters[name] = b
+	}
+	return route{b, key}
+}
+
+// OnHealth sets who is told that a server is down, and why, and that it is back (nil).
+// Call it before the first command; told must be quick and must not call the store.
+func (s *Store) OnHealth(told func(down error)) { s.health = told }
+
+// Out reports whether commands to the one server of this store would fail with
+// ErrDown. With a Cluster it is false: ask Down for a key.
+func (s *Store) Out() bool { return s.server.down.Load() != nil }
+
+// Down reports whether the server of a key is down, and why.
+func (s *Store) Down(ctx context.Context, keys Keys) error {
+	if down := s.route(ctx, keys.V).down.Load(); down != nil {
+		return *down
+	}
+	return nil
+}
+
+// Healthy reports whether no server is known to be down.
+func (s *Store) Healthy() bool { return s.downs.Load() == 0 }
+
+// Answered reports whether err is the answer of a server that serves: an error that
+// sending the command again would not change.
+func Answered(err error) bool { return judge(err) == verdictAnswer }
+
+func (s *Store) mono() time.Duration { return time.Since(s.start) }
+
+// ended reports whether Stop has been called.
+func (s *Store) ended() bool {
+	select {
+	case <-s.quit:
+		return true
+	default:
+		return false
+	}
+}
