@@ -32,6 +32,7 @@ type Gate struct {
 	loaders  sync.WaitGroup      // running loaders, also abandoned ones
 	events   *counters
 	tracer   Tracer    // nil: none
+	replicas bool      // reads may come from replicas
 	start    time.Time // what now counts from, monotonic
 
 	gap       gapCounter
@@ -99,6 +100,10 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 		caches:    map[string]keyspace{},
 	}
 	g.tracer, _ = options.Observer.(Tracer)
+	if cluster, ok := options.Redis.(*redis.ClusterClient); ok {
+		o := cluster.Options()
+		g.replicas = o.ReadOnly || o.RouteByLatency || o.RouteRandomly
+	}
 	if options.MaxLoads != Off {
 		g.slots = semaphore.NewWeighted(int64(options.MaxLoads))
 		g.strays = semaphore.NewWeighted(int64(options.MaxLoads))

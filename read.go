@@ -343,6 +343,9 @@ func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, ent
 	read, err := c.interpret(ctx, f.Key(), keys, entry, t.generation, p)
 	if err == nil && read.cp != nil {
 		f.State.early = read.cp.early
+		if c.gate.replicas {
+			t.gap = inGap // a replica may have had it from before a change that this process knows of (I9)
+		}
 		c.keep(f.Key(), read.cp, t)
 	}
 	return read, err

@@ -346,6 +346,28 @@ func TestAClusterIsUsedLikeASingleServer(t *testing.T) {
 	}
 }
 
+func TestWhatAReplicaMayHaveSaidIsNotKept(t *testing.T) { // I9
+	t.Parallel()
+	cluster := testutil.StartCluster(t)
+	o := newOrigin(0)
+	load := func(change func(*redis.ClusterOptions)) *herdgate.Cache[string] {
+		return newCache(t, openGate(t, herdgate.Options{Namespace: "test", Redis: cluster.Client(t, change)}), o.load, herdgate.Policy{})
+	}
+	get(t, load(func(*redis.ClusterOptions) {}), "k")
+	for name, change := range map[string]func(*redis.ClusterOptions){
+		"read only": func(o *redis.ClusterOptions) { o.ReadOnly = true },
+		"latency":   func(o *redis.ClusterOptions) { o.RouteByLatency = true },
+		"random":    func(o *redis.ClusterOptions) { o.RouteRandomly = true },
+	} {
+		c := load(change)
+		for range 3 {
+			if r, err := c.Lookup(t.Context(), "k"); err != nil || r.Outcome != herdgate.OutcomeRemote {
+				t.Errorf("%s: %v, %v", name, r.Outcome, err)
+			}
+		}
+	}
+}
+
 func TestAGateOpensWhileRedisIsOut(t *testing.T) { // I6
 	t.Parallel()
 	server := testutil.StartRedis(t)
