@@ -7,6 +7,7 @@ replace github.com/herdgate/herdgate => ../
 require (
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/Yiling-J/theine-go v0.6.3
+	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/dgraph-io/ristretto/v2 v2.4.2
 	github.com/go-redis/cache/v9 v9.0.0
 	github.com/herdgate/herdgate v0.0.0
@@ -20,7 +21,6 @@ require (
 )
 
 require (
-	github.com/alicebob/miniredis/v2 v2.40.0 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect

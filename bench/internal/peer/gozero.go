@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/zeromicro/go-zero/core/logx"
 	"github.com/zeromicro/go-zero/core/stores/cache"
 	"github.com/zeromicro/go-zero/core/stores/redis"
 	"github.com/zeromicro/go-zero/core/syncx"
@@ -22,10 +21,6 @@ type gozeroPeer struct {
 
 	s Setup
 }
-
-// Silence keeps go-zero, linked into a program, from writing its log to the standard
-// output. The program calls it before anything else.
-func Silence() { logx.Disable() }
 
 func openGozero(_ context.Context, s Setup) (Peer, error) {
 	rds, err := redis.NewRedis(redis.RedisConf{Host: s.Redis.Options().Addr, Type: redis.NodeType, NonBlock: true}, redis.WithHook(s.Hook))

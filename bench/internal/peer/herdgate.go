@@ -42,6 +42,9 @@ func openHerdgate(ctx context.Context, s Setup) (Peer, error) {
 		// A busy machine then makes all peers slow, not one of them degraded.
 		options.RedisTimeout = 3 * time.Second
 	}
+	if s.MaxLoadsOff {
+		options.MaxLoads = herdgate.Off
+	}
 	policy := herdgate.Policy{TTL: s.TTL, Stale: s.Stale}
 	if !s.Memory {
 		policy.LocalTTL = herdgate.Off

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+	"github.com/zeromicro/go-zero/core/logx"
 )
 
 // Peer is an opened cache. Safe for concurrent use.
@@ -26,16 +28,17 @@ type Peer interface {
 
 // Setup is what a scenario asks of a peer.
 type Setup struct {
-	Redis  *redis.Client // with Hook already added; nil for peers that need none
-	Hook   redis.Hook    // for peers that open a client of their own
-	Prefix string        // of the keys and channels in Redis
-	TTL    time.Duration // how long a value is fresh
-	Stale  time.Duration // how long after that it may be served by peers that can
-	Memory bool          // keep values in the process, too
-	Keys   int           // how many keys there will be
-	Spread bool          // jitter and early refresh, where a peer has them; else off
-	Calm   bool          // no fault is part of the scenario: wait for Redis as long as go-redis does
-	Load   func(ctx context.Context, key string) (*Product, error)
+	Redis       *redis.Client // with Hook already added; nil for peers that need none
+	Hook        redis.Hook    // for peers that open a client of their own
+	Prefix      string        // of the keys and channels in Redis
+	TTL         time.Duration // how long a value is fresh
+	Stale       time.Duration // how long after that it may be served by peers that can
+	Memory      bool          // keep values in the process, too
+	Keys        int           // how many keys there will be
+	Spread      bool          // jitter and early refresh, where a peer has them; else off
+	Calm        bool          // no fault is part of the scenario: wait for Redis as long as go-redis does
+	MaxLoadsOff bool          // any number of loads at once, where a peer limits them
+	Load        func(ctx context.Context, key string) (*Product, error)
 }
 
 // memoryTTL is how long a peer without invalidation keeps a value in the process.
@@ -96,4 +99,12 @@ func names(kinds []Kind) string {
 		all = append(all, k.Name)
 	}
 	return strings.Join(all, ", ")
+}
+
+// Silence keeps the libraries that are linked in from writing to the standard output
+// and from telling of each connection that Redis refuses. The program calls it before
+// anything else.
+func Silence() {
+	logx.Disable()
+	logging.Disable()
 }

@@ -75,7 +75,11 @@ func (c *Commands) sent(cmds []redis.Cmder) {
 	}
 }
 
-func (c *Commands) answered(cmds []redis.Cmder) {
+// answered notes how a request went; err is that of the whole, which a command does
+// not know yet while hooks run.
+func (c *Commands) answered(cmds []redis.Cmder, err error) {
+	_, answer := errors.AsType[redis.Error](err)
+	failed := err != nil && !answer
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +88,7 @@ func (c *Commands) answered(cmds []redis.Cmder) {
 		if !counted || cmd.Name() == "time" { // only what touches entries tells that they are used again
 			continue
 		}
-		if _, answer := errors.AsType[redis.Error](cmd.Err()); cmd.Err() != nil && !answer {
+		if failed {
 			c.since = time.Time{}
 		} else if c.since.IsZero() {
 			c.since = now
@@ -103,7 +107,7 @@ func (c *Commands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		one := [...]redis.Cmder{cmd}
 		c.sent(one[:])
 		err := next(ctx, cmd)
-		c.answered(one[:])
+		c.answered(one[:], err)
 		return err
 	}
 }
@@ -113,7 +117,7 @@ func (c *Commands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		c.sent(cmds)
 		err := next(ctx, cmds)
-		c.answered(cmds)
+		c.answered(cmds, err)
 		return err
 	}
 }
