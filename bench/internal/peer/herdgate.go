@@ -74,6 +74,10 @@ func openHerdgate(ctx context.Context, s Setup) (Peer, error) {
 	return herdgatePeer{Cache: cache, gate: gate}, nil
 }
 
+func (p herdgatePeer) Set(ctx context.Context, key string, v *Product) error {
+	return p.Cache.Set(ctx, key, v)
+}
+
 func (p herdgatePeer) Delete(ctx context.Context, key string) error { return p.Cache.Delete(ctx, key) }
 
 func (p herdgatePeer) Close(ctx context.Context) error { return p.gate.Close(ctx) }
