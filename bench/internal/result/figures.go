@@ -57,7 +57,7 @@ func All() []Figure {
 		{"raw_allocs_op", "", "allocs_op of plain GET and decode"},
 		{"round_trips", "", "requests of one operation that wait for each other"},
 		{"redis_entry_b", "B", "memory of one entry in Redis, as MEMORY USAGE tells it, beyond that of the raw one"},
-		{"helper_keys", "", "keys in Redis beside the entries when nothing is being rebuilt"},
+		{"helper_keys", "", "keys in Redis beside the entries when nothing is being rebuilt; herdgate keeps one for each cache"},
 		{"loads", "", "loads at the origin"},
 		{"loads_s", "/s", "loads a second while Redis is down"},
 		{"loads_per_expiry", "", "loads of the hot key for each TTL that passed"},

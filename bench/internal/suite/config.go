@@ -25,7 +25,6 @@ type config struct {
 	out       string // folder of the report; empty: none
 	results   string // file of the tables; empty: none
 	options   scenario.Options
-	args      []string
 }
 
 const usage = `usage: go run . <scenario|all> [flags]
@@ -33,8 +32,8 @@ const usage = `usage: go run . <scenario|all> [flags]
 Scenarios:
 `
 
-func parse(args []string, stderr io.Writer) (config, error) {
-	c := config{args: args}
+func parse(args []string, stderr io.Writer) (*config, error) {
+	c := &config{}
 	var peers, variants string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/herdgate/herdgate/bench/internal/peer"
+	"github.com/herdgate/herdgate/bench/internal/report"
 	"github.com/herdgate/herdgate/bench/internal/result"
 	"github.com/herdgate/herdgate/bench/internal/scenario"
 )
@@ -20,16 +22,22 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	return c.run(ctx, args, stdout, stderr)
+}
+
+func (c *config) run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	p := &progress{w: stderr, began: time.Now(), total: c.count()}
-	var all []result.Cell
+	r := &report.Run{Command: strings.Join(args, " "), Began: p.began, Runs: c.runs, LeftOut: peer.LeftOut()}
+	r.Describe(ctx)
 	for _, s := range c.scenarios {
 		cells := c.measure(ctx, s, p, stderr)
 		if err := c.print(stdout, s, cells); err != nil {
 			return err
 		}
-		all = append(all, cells...)
+		r.Scenarios = append(r.Scenarios, report.Scenario{Name: s.Name, About: s.About, Cells: cells})
 	}
-	return c.conclude(ctx, all, stdout, stderr)
+	r.Took, r.Skipped = time.Since(p.began), p.skipped
+	return c.conclude(ctx, r, stdout, stderr)
 }
 
 // fits calls do for each variant of a scenario by each peer that can run it.
@@ -63,7 +71,7 @@ func (c *config) measure(ctx context.Context, s scenario.Scenario, p *progress, 
 		cells = append(cells, result.Cell{Scenario: s.Name, Peer: k.Name, Variant: variant})
 		kinds = append(kinds, k)
 	}, func(k peer.Kind, variant, why string) {
-		p.say("%s/%s: %s is skipped: %s", s.Name, variant, k.Name, why)
+		p.skip("%s/%s: %s is skipped: %s", s.Name, variant, k.Name, why)
 	})
 	env := scenario.Env{Options: c.options, Stderr: stderr}
 	for run := range c.runs {
@@ -71,7 +79,7 @@ func (c *config) measure(ctx context.Context, s scenario.Scenario, p *progress, 
 		for i := range cells {
 			cell := &cells[i]
 			if cell.Err != nil || ctx.Err() != nil {
-				p.skip()
+				p.done++
 				continue
 			}
 			p.begin("%s/%s %s, run %d of %d", s.Name, cell.Variant, cell.Peer, run+1, c.runs)
@@ -119,34 +127,55 @@ func (c *config) print(stdout io.Writer, s scenario.Scenario, cells []result.Cel
 }
 
 // conclude writes the reports, checks, and says what went wrong.
-func (c *config) conclude(ctx context.Context, cells []result.Cell, stdout, stderr io.Writer) error {
+func (c *config) conclude(ctx context.Context, r *report.Run, stdout, stderr io.Writer) error {
+	var cells []result.Cell
 	failed := 0
-	for _, cell := range cells {
-		if cell.Err != nil {
-			failed++
+	for _, s := range r.Scenarios {
+		for _, cell := range s.Cells {
+			if cell.Err != nil {
+				failed++
+			}
+			cells = append(cells, cell)
 		}
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
 	}
 	var errs []error
 	if failed > 0 {
 		errs = append(errs, fmt.Errorf("%d of %d variants could not be measured; the reasons are above", failed, len(cells)))
 	}
-	if err := context.Cause(ctx); err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	errs = append(errs, c.writeReports(cells, stderr))
+	r.Checks = result.Check(cells)
+	errs = append(errs, c.writeReports(r, stderr))
 	if c.check {
 		to := stdout
 		if c.json {
 			to = stderr // standard output is for programs
 		}
-		checks := result.Check(cells)
-		missed, err := result.WriteChecks(to, checks)
+		missed, err := result.WriteChecks(to, r.Checks)
 		errs = append(errs, err)
 		if missed > 0 {
-			errs = append(errs, fmt.Errorf("%d of %d targets were missed", missed, len(checks)))
+			errs = append(errs, fmt.Errorf("%d of %d targets were missed", missed, len(r.Checks)))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (c *config) writeReports(r *report.Run, stderr io.Writer) error {
+	if c.results != "" {
+		if err := r.WriteMarkdown(c.results); err != nil {
+			return fmt.Errorf("-results: %w", err)
+		}
+		_, _ = fmt.Fprintf(stderr, "wrote %s\n", c.results)
+	}
+	if c.out != "" {
+		path, err := r.WriteHTML(c.out)
+		if err != nil {
+			return fmt.Errorf("-out: %w", err)
+		}
+		_, _ = fmt.Fprintf(stderr, "wrote %s\n", path)
+	}
+	return nil
 }
 
 // progress writes a line for each measurement that begins.
@@ -154,6 +183,7 @@ type progress struct {
 	w           io.Writer
 	began       time.Time
 	done, total int
+	skipped     []string
 }
 
 func (p *progress) begin(format string, args ...any) {
@@ -161,7 +191,11 @@ func (p *progress) begin(format string, args ...any) {
 	p.say("[%d/%d] "+format, append([]any{p.done, p.total}, args...)...)
 }
 
-func (p *progress) skip() { p.done++ }
+// skip tells what is not measured, once more in the reports.
+func (p *progress) skip(format string, args ...any) {
+	p.skipped = append(p.skipped, fmt.Sprintf(format, args...))
+	p.say(format, args...)
+}
 
 func (p *progress) say(format string, args ...any) {
 	at := time.Since(p.began).Round(time.Second)
