@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -123,10 +124,11 @@ func (p *pollLock) Set(ctx context.Context, key string, v *Product) error {
 }
 
 func (p *pollLock) Delete(ctx context.Context, key string) error {
-	if err := p.del.Run(ctx, p.s.Redis, p.keys(key), pollKept.Milliseconds()).Err(); err != redis.Nil {
-		return err
+	err := p.del.Run(ctx, p.s.Redis, p.keys(key), pollKept.Milliseconds()).Err()
+	if errors.Is(err, redis.Nil) { // the script returns nothing
+		return nil
 	}
-	return nil
+	return err
 }
 
 func (*pollLock) Close(context.Context) error { return nil }

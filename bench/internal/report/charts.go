@@ -223,10 +223,11 @@ func (s Scenario) curves() ([]chart, error) {
 		if lines == 0 {
 			continue
 		}
-		p.X.Tick.Marker = plot.ConstantTicks{
-			{Value: math.Log10(2), Label: "50 %"}, {Value: 1, Label: "90 %"}, {Value: 2, Label: "99 %"},
-			{Value: 3, Label: "99.9 %"}, {Value: 4, Label: "99.99 %"}, {Value: 5, Label: "all"},
+		shares := []plot.Tick{{Value: math.Log10(2), Label: "50 %"}}
+		for nines, label := range []string{"90 %", "99 %", "99.9 %", "99.99 %", "all"} {
+			shares = append(shares, plot.Tick{Value: float64(nines + 1), Label: label})
 		}
+		p.X.Tick.Marker = plot.ConstantTicks(shares)
 		p.X.Min, p.X.Max = 0, 5
 		logY(p, func(v float64) string { return duration(v) })
 		c, err := draws(p, s.Name+"/"+variant+": how long the calls took", "At 99 % stands the time within which 99 of 100 calls were answered. Both scales are logarithmic. The first run of each peer.", 300)

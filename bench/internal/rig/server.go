@@ -152,7 +152,7 @@ func (s *Server) start(ctx context.Context) error {
 			p.kill()
 			return fmt.Errorf("redis-server on port %d ended or never answered", s.port)
 		}
-		Sleep(ctx, lookEvery)
+		_ = Sleep(ctx, lookEvery) // the loop looks at ctx
 	}
 	s.process = p
 	return nil

@@ -47,6 +47,7 @@ func IsSimulation() bool { return os.Getenv(simulationEnv) != "" }
 func ServeSimulation(named map[string]Simulation) {
 	os.Args = os.Args[:1] // flags of this process are none of the testing package's
 	simulate := func(t *testing.T) {
+		t.Helper()
 		var r simulationRequest
 		if err := json.Unmarshal([]byte(os.Getenv(simulationEnv)), &r); err != nil {
 			t.Fatal(err)

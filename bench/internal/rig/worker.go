@@ -45,14 +45,14 @@ func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, ops map[string
 	return nil
 }
 
-// Request and Reply are what parent and worker send each other.
-type (
-	Request struct {
-		Op   string
-		Args []byte
-	}
-	Reply struct{ Result []byte }
-)
+// Request is what a parent sends.
+type Request struct {
+	Op   string
+	Args []byte // JSON
+}
+
+// Reply is what the worker answers.
+type Reply struct{ Result []byte }
 
 // Service is the worker as net/rpc wants it.
 type Service struct {

@@ -60,14 +60,14 @@ func runSmall(t *testing.T, args ...string) outcome {
 	return o
 }
 
-func (o outcome) figures(t *testing.T, scenario, peer, variant string) map[string]float64 {
+func (o outcome) figures(t *testing.T, name, peer, variant string) map[string]float64 {
 	t.Helper()
 	for _, l := range o.lines {
-		if l.Scenario == scenario && l.Peer == peer && l.Variant == variant {
+		if l.Scenario == name && l.Peer == peer && l.Variant == variant {
 			return l.Figures
 		}
 	}
-	t.Errorf("there is no line of %s/%s by %s", scenario, variant, peer)
+	t.Errorf("there is no line of %s/%s by %s", name, variant, peer)
 	return nil
 }
 
