@@ -81,3 +81,27 @@ func TestTheMedianRatioIsTakenRoundByRound(t *testing.T) {
 		t.Errorf("the ratio is %v, want 0.5", got)
 	}
 }
+
+func TestLoadsAreCountedFromOneExpiryToAnother(t *testing.T) {
+	start := time.Now()
+	at := func(seconds ...float64) []time.Time {
+		var all []time.Time
+		for _, s := range seconds {
+			all = append(all, start.Add(time.Duration(s*float64(time.Second))))
+		}
+		return all
+	}
+	for _, test := range []struct {
+		loads []time.Time
+		want  float64
+	}{
+		{at(1, 6, 11, 16), 1},
+		{at(1, 1, 1, 6, 6.1, 6.2, 11, 11, 11), 3},
+		{at(1, 2, 3, 4), 1}, // all the time: four loads in four TTLs
+		{nil, 0},
+	} {
+		if got := loadsPerTTL(test.loads, 5*time.Second, 4); got != test.want {
+			t.Errorf("%d loads are %v a TTL, want %v", len(test.loads), got, test.want)
+		}
+	}
+}

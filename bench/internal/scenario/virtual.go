@@ -26,7 +26,7 @@ type virtualFleet struct {
 	loads []time.Time // when each began; protected by mu
 }
 
-// openFleet opens n instances one after another, as they start in life. They are
+// openFleet opens n instances one soon after another. They are
 // closed when t ends.
 func openFleet(t *testing.T, k peer.Kind, n int, link *rig.Link, loading time.Duration, s peer.Setup) *virtualFleet {
 	t.Helper()
@@ -40,7 +40,7 @@ func openFleet(t *testing.T, k peer.Kind, n int, link *rig.Link, loading time.Du
 		own.Redis = client(link.Options)
 		own.Redis.AddHook(link)
 		opening.Go(func() {
-			time.Sleep(time.Duration(i) * time.Millisecond)
+			time.Sleep(time.Duration(i) * 200 * time.Microsecond)
 			var err error
 			if f.peers[i], err = k.Open(t.Context(), own); err != nil {
 				t.Error(err)
