@@ -58,7 +58,7 @@ func (s Scenario) charts() ([]chart, error) {
 		if rows == 0 {
 			continue
 		}
-		c, err := draws(p, b.Title, b.Text, vg.Length(60+18*rows))
+		c, err := draws(p, b.Title, b.Text, vg.Length(60+20*rows))
 		if err != nil {
 			return nil, err
 		}
@@ -133,7 +133,7 @@ func (b bars) plot(cells []result.Cell) (p *plot.Plot, rows int) {
 	}
 	if text, err := plotter.NewLabels(labels); err == nil { // it fails only for points without labels
 		for i := range text.TextStyle {
-			text.TextStyle[i].Font = sans(8)
+			text.TextStyle[i].Font = sans(10)
 			text.TextStyle[i].YAlign = -0.4
 		}
 		p.Add(text)
@@ -328,9 +328,9 @@ func sans(size vg.Length) font.Font {
 func newPlot(x, y string) *plot.Plot {
 	p := plot.New()
 	p.X.Label.Text, p.Y.Label.Text = x, y
-	p.X.Label.TextStyle.Font, p.Y.Label.TextStyle.Font = sans(10), sans(10)
-	p.X.Tick.Label.Font, p.Y.Tick.Label.Font = sans(9), sans(9)
-	p.Legend.TextStyle.Font = sans(9)
+	p.X.Label.TextStyle.Font, p.Y.Label.TextStyle.Font = sans(11), sans(11)
+	p.X.Tick.Label.Font, p.Y.Tick.Label.Font = sans(11), sans(11)
+	p.Legend.TextStyle.Font = sans(11)
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.Padding = 2
 	p.Legend.XOffs = 8

@@ -27,11 +27,7 @@ func (r *Run) markdown() string {
 	fmt.Fprintf(&b, "# Results\n\nWritten by the suite itself; [README.md](README.md) tells what the scenarios and figures are.\n\n")
 	fmt.Fprintf(&b, "- Command: `go -C bench run . %s`\n- Date: %s; it took %v\n- Machine: %s; load average before the run: %s\n",
 		r.Command, r.Began.UTC().Format("2006-01-02 15:04 MST"), r.Took.Round(time.Second), r.Machine, r.Load)
-	fmt.Fprintf(&b, "- Versions: %s\n- Cells are medians of %d runs, each of which is itself a median over rounds where there are any", strings.Join(r.Tools, ", "), r.Runs)
-	if r.Runs > 1 {
-		b.WriteString("; in brackets the least and the greatest run")
-	}
-	fmt.Fprintf(&b, "\n- Left out, as their modules cannot be had: %s\n", strings.Join(r.LeftOut, ", "))
+	fmt.Fprintf(&b, "- Versions: %s\n- %s\n- Left out, as their modules cannot be had: %s\n", strings.Join(r.Tools, ", "), r.Medians(), strings.Join(r.LeftOut, ", "))
 	r.writeShort(&b)
 	r.writeChecks(&b)
 	for _, s := range r.Scenarios {

@@ -46,6 +46,14 @@ func (r *Run) Describe(ctx context.Context) {
 	r.Tools = append([]string{"Go " + strings.TrimPrefix(runtime.Version(), "go"), redisVersion(ctx)}, modules()...)
 }
 
+// Medians says what a figure in the tables is.
+func (r *Run) Medians() string {
+	if r.Runs == 1 {
+		return "Figures are of one run, where they are medians over its rounds"
+	}
+	return fmt.Sprintf("Figures are medians of %d runs, in brackets the least and the greatest", r.Runs)
+}
+
 // machine says what the program runs on, as far as the system tells.
 func machine() string {
 	parts := []string{fmt.Sprintf("%d cores", runtime.NumCPU())}

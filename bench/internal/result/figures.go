@@ -75,6 +75,7 @@ func All() []Figure {
 		{"plain_p99_ms", "ms", "p99 of plain GET and decode, asked for in the same way"},
 		{"plain_p999_ms", "ms", "p99.9 of plain GET and decode, asked for in the same way"},
 		{"waited_pct", "%", "calls that took half of the loader's time or longer"},
+		{"plain_waited_pct", "%", "the same of plain GET and decode, which has nobody to wait for: what the machine adds"},
 		{"max_age_ms", "ms", "the oldest value served, from the end of its load"},
 		{"calls", "", "commands that the clients sent, heartbeats aside"},
 		{"commands", "", "commands that the server ran, those inside scripts included, heartbeats aside"},

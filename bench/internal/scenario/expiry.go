@@ -80,6 +80,7 @@ func (s *service) expiry(ctx context.Context, ttl time.Duration, a loopArgs, pla
 			"waited_pct":        100 * float64(got.Waited) / float64(got.Requests),
 			"calls_per_request": float64(got.Counts.Calls) / float64(got.Requests),
 			"max_age_ms":        millis(got.MaxAge),
+			"plain_waited_pct":  100 * float64(raw[1].Waited) / float64(raw[1].Requests),
 			"plain_p99_ms":      millis(raw[1].Latency.Quantile(0.99)),
 			"plain_p999_ms":     millis(raw[1].Latency.Quantile(0.999)),
 		},

@@ -40,6 +40,7 @@ func startService(ctx context.Context, e Env, k peer.Kind, n int, setup workerSe
 	}
 	s.setup.Peer, s.setup.Redis, s.setup.Origin = k.Name, s.redis.Addr(), s.origin.Addr()
 	s.setup.Keys = max(1, setup.Keys)
+	s.setup.Calm = setup.Calm || e.Small // what is tried there is the suite, not a machine's patience
 	for range n {
 		w, err := rig.Spawn(ctx, e.Stderr)
 		if err != nil {

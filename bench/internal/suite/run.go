@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/herdgate/herdgate/bench/internal/peer"
@@ -26,6 +27,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 func (c *config) run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	stderr = &lockedWriter{w: stderr}
 	p := &progress{w: stderr, began: time.Now(), total: c.count()}
 	r := &report.Run{Command: strings.Join(args, " "), Began: p.began, Runs: c.runs, LeftOut: peer.LeftOut()}
 	r.Describe(ctx)
@@ -176,6 +178,18 @@ func (c *config) writeReports(r *report.Run, stderr io.Writer) error {
 		_, _ = fmt.Fprintf(stderr, "wrote %s\n", path)
 	}
 	return nil
+}
+
+// lockedWriter lets all processes that are started write to one writer.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer // protected by mu
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
 }
 
 // progress writes a line for each measurement that begins.

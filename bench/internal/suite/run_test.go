@@ -3,6 +3,7 @@ package suite
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,9 +55,6 @@ func runSmall(t *testing.T, args ...string) outcome {
 		}
 		*content = string(data)
 	}
-	if keep := os.Getenv("BENCH_KEEP"); keep != "" {
-		_ = os.WriteFile(keep, []byte(o.page), 0o644)
-	}
 	return o
 }
 
@@ -91,27 +89,34 @@ func TestTheWholeSuiteRunsAtATinySize(t *testing.T) {
 		}
 	}
 
-	// What holds at any size and speed.
-	for name, want := range map[[3]string]map[string]float64{
-		{"local", "herdgate", "hot-1p"}:        {"allocs_op": 0, "b_op": 0},
-		{"local", "otter", "zipf-2p"}:          {"allocs_op": 0},
-		{"remote", "herdgate", "g1"}:           {"calls_per_request": 1, "helper_keys": 1},
-		{"remote", "aside", "g64"}:             {"calls_per_request": 1},
-		{"stampede", "herdgate", "200ms"}:      {"loads": 1},
-		{"stampede", "aside", "200ms"}:         {"loads": 40, "calls": 80, "commands": 80},
-		{"delrace", "herdgate", "l1"}:          {"stale_reads": 0, "value_a": 2, "value_b": 2, "value_c": 2},
-		{"delrace", "aside", "remote"}:         {"stale_reads": 6, "value_a": 1},
-		{"holderdeath", "herdgate", "sigkill"}: {"loads": 2},
-		{"holderdeath", "herdgate", "sigstop"}: {"loads": 2, "stale_reads": 0},
-		{"fleet", "herdgate", "n32"}:           {"instances": 32, "loads": 1},
-		{"fleet", "aside", "n32"}:              {"instances": 32, "loads": 32, "calls": 64},
-		{"wave", "herdgate", "plain"}:          {"peak_loads": 200},
+	// What holds at any size and speed. Times, and counts that depend on them, do not.
+	for _, want := range []struct {
+		scenario, peer, variant, figure string
+		least, most                     float64
+	}{
+		{"local", "otter", "zipf-2p", "ns_op", 1, math.Inf(1)},
+		{"remote", "herdgate", "g1", "calls_per_request", 1, 1.05},
+		{"remote", "herdgate", "g64", "helper_keys", 0, 1},
+		{"remote", "aside", "g64", "calls_per_request", 1, 1},
+		{"stampede", "herdgate", "200ms", "loads", 1, 1},
+		{"stampede", "herdgate", "5s", "loads", 1, 1},
+		{"stampede", "aside", "5s", "loads", 1, 40},
+		{"expiry", "aside", "remote", "calls_per_request", 1, 2},
+		{"delrace", "herdgate", "l1", "stale_reads", 0, 0},
+		{"delrace", "herdgate", "remote", "stale_reads", 0, 0},
+		{"delrace", "herdgate", "l1", "value_c", 2, 2},
+		{"holderdeath", "herdgate", "sigkill", "loads", 1, 2},
+		{"holderdeath", "herdgate", "sigstop", "stale_reads", 0, 0},
+		{"redisdown", "herdgate", "remote", "recover_ms", 0, math.Inf(1)},
+		{"fleet", "herdgate", "n32", "instances", 32, 32},
+		{"fleet", "herdgate", "n32", "loads", 1, 1},
+		{"fleet", "aside", "n32", "loads", 32, 32},
+		{"fleet", "aside", "n32", "calls", 64, 64},
+		{"wave", "herdgate", "plain", "peak_loads", 200, 200},
 	} {
-		figures := o.figures(t, name[0], name[1], name[2])
-		for figure, value := range want {
-			if got, ok := figures[figure]; !ok || got != value {
-				t.Errorf("%v: %s is %v, want %v", name, figure, got, value)
-			}
+		got, ok := o.figures(t, want.scenario, want.peer, want.variant)[want.figure]
+		if !ok || got < want.least || got > want.most {
+			t.Errorf("%+v: it is %v", want, got)
 		}
 	}
 	if f := o.figures(t, "wave", "herdgate", "shielded"); f["x_plain"] >= 1 {
