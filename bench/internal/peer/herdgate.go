@@ -28,7 +28,7 @@ const busPatience = 10 * time.Second
 func openHerdgate(ctx context.Context, s Setup) (Peer, error) {
 	confirmed := make(chan struct{}, 1)
 	options := herdgate.Options{
-		Redis: s.Redis, Namespace: s.Prefix,
+		Redis: s.Redis, Namespace: s.Prefix, LocalBytes: s.MemoryBytes,
 		Observer: herdgate.ObserverFunc(func(e herdgate.Event) {
 			if e.Kind == herdgate.EventBusConfirmed {
 				select {

@@ -37,6 +37,7 @@ type Setup struct {
 	Keys        int           // how many keys there will be
 	Spread      bool          // jitter and early refresh, where a peer has them; else off
 	Calm        bool          // no fault is part of the scenario: wait for Redis as long as go-redis does
+	MemoryBytes int64         // the limit of what is kept in the process, where a peer has one; 0: its default
 	MaxLoadsOff bool          // any number of loads at once, where a peer limits them
 	Load        func(ctx context.Context, key string) (*Product, error)
 }

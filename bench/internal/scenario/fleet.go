@@ -74,6 +74,7 @@ func simulateFleet(t *testing.T, a fleetArgs) result.Figures {
 	}
 	f := openFleet(t, kinds[0], a.Instances, rig.NewLink(true), loading, peer.Setup{
 		TTL: ttl, Stale: 30 * time.Second, Memory: a.Memory, Keys: 1, Spread: true,
+		MemoryBytes: 1 << 20, // there is one key, and 10 000 instances have to fit into this process
 	})
 	figures := result.Figures{"instances": float64(a.Instances)}
 	f.link.Record()
