@@ -23,7 +23,7 @@ type gozeroPeer struct {
 }
 
 func openGozero(_ context.Context, s Setup) (Peer, error) {
-	rds, err := redis.NewRedis(redis.RedisConf{Host: s.Redis.Options().Addr, Type: redis.NodeType, NonBlock: true}, redis.WithHook(s.Hook))
+	rds, err := redis.NewRedis(redis.RedisConf{Host: s.Addr, Type: redis.NodeType, NonBlock: true}, redis.WithHook(s.Hook))
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 func herdgateKind() Kind {
 	return Kind{
 		Name: "herdgate", How: "defaults but for TTL, Stale and the local tier",
-		Tiers: Tiers{Memory: true, Redis: true, RedisOnly: true, Virtual: true}, Open: openHerdgate,
+		Tiers: Tiers{Memory: true, Redis: true, RedisOnly: true, Batch: true, Virtual: true}, Open: openHerdgate,
 	}
 }
 

@@ -26,19 +26,26 @@ type Peer interface {
 	Close(ctx context.Context) error
 }
 
+// Batcher is a peer that gets many keys at once.
+type Batcher interface {
+	// GetMany returns the values of the keys, loaded where they are nowhere.
+	GetMany(ctx context.Context, keys []string) (map[string]*Product, error)
+}
+
 // Setup is what a scenario asks of a peer.
 type Setup struct {
-	Redis       *redis.Client // with Hook already added; nil for peers that need none
-	Hook        redis.Hook    // for peers that open a client of their own
-	Prefix      string        // of the keys and channels in Redis
-	TTL         time.Duration // how long a value is fresh
-	Stale       time.Duration // how long after that it may be served by peers that can
-	Memory      bool          // keep values in the process, too
-	Keys        int           // how many keys there will be
-	Spread      bool          // jitter and early refresh, where a peer has them; else off
-	Calm        bool          // no fault is part of the scenario: wait for Redis as long as go-redis does
-	MemoryBytes int64         // the limit of what is kept in the process, where a peer has one; 0: its default
-	MaxLoadsOff bool          // any number of loads at once, where a peer limits them
+	Redis       redis.UniversalClient // with Hook already added
+	Addr        string                // of the server, for peers that open a client of their own
+	Hook        redis.Hook            // for them, too
+	Prefix      string                // of the keys and channels in Redis
+	TTL         time.Duration         // how long a value is fresh
+	Stale       time.Duration         // how long after that it may be served by peers that can
+	Memory      bool                  // keep values in the process, too
+	Keys        int                   // how many keys there will be
+	Spread      bool                  // jitter and early refresh, where a peer has them; else off
+	Calm        bool                  // no fault is part of the scenario: wait for Redis as long as go-redis does
+	MemoryBytes int64                 // the limit of what is kept in the process, where a peer has one; 0: its default
+	MaxLoadsOff bool                  // any number of loads at once, where a peer limits them
 	Load        func(ctx context.Context, key string) (*Product, error)
 }
 
@@ -59,6 +66,7 @@ type Tiers struct {
 	Memory    bool // in the process
 	Redis     bool // in Redis
 	RedisOnly bool // in Redis and not in the process
+	Batch     bool // it is a Batcher
 	Virtual   bool // its Redis client can be given a connection in virtual time
 }
 

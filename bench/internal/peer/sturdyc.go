@@ -77,7 +77,7 @@ func (sturdycPeer) Close(context.Context) error { return nil }
 // redisStorage is sturdyc's DistributedStorageWithDeletions. The interface has no
 // errors: a Redis that does not answer has no value.
 type redisStorage struct {
-	rdb    *redis.Client
+	rdb    redis.UniversalClient
 	prefix string
 	ttl    time.Duration
 }

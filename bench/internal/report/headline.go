@@ -19,6 +19,7 @@ func headlines() []headline {
 		{"local", "hot-1p", "allocs_op", "allocations of a local hit", false},
 		{"remote", "g1", "x_raw", "remote hit, 1 goroutine, × plain GET and decode", true},
 		{"remote", "g64", "x_raw", "remote hit, 64 goroutines, × plain GET and decode", true},
+		{"batch", "cluster", "x_raw", "GetMany of 100 on a Cluster, × a plain pipeline of GETs", true},
 		{"stampede", "200ms", "loads", "1 600 callers of 8 processes, cold key, loader 200 ms: loads", false},
 		{"stampede", "200ms", "wall_ms", "the same: until all have the value, ms", false},
 		{"stampede", "2s", "calls", "the same, loader 2 s: commands sent", false},

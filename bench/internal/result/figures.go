@@ -55,7 +55,7 @@ func All() []Figure {
 		{"raw_p50_us", "µs", "p50_us of plain GET and decode"},
 		{"raw_p99_us", "µs", "p99_us of plain GET and decode"},
 		{"raw_allocs_op", "", "allocs_op of plain GET and decode"},
-		{"round_trips", "", "requests of one operation that wait for each other"},
+		{"round_trips", "", "how often one operation waits for Redis; requests that are under way together are one"},
 		{"redis_entry_b", "B", "memory of one entry in Redis, as MEMORY USAGE tells it, beyond that of the raw one"},
 		{"helper_keys", "", "keys in Redis beside the entries when nothing is being rebuilt; herdgate keeps one for each cache"},
 		{"loads", "", "loads at the origin"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,9 +15,10 @@ import (
 // Commands counts what a client sends, and remembers how it went. It is a
 // [redis.Hook]; the zero value is ready.
 type Commands struct {
-	mu     sync.Mutex
-	counts Counts    // protected by mu
-	since  time.Time // of the first command that succeeded after the last that failed; protected by mu
+	mu       sync.Mutex
+	counts   Counts    // protected by mu
+	underWay int       // calls, a pipeline being one; protected by mu
+	since    time.Time // of the first command that succeeded after the last that failed; protected by mu
 }
 
 // Counts are the commands of a client, without the set-up of connections,
@@ -24,10 +26,13 @@ type Commands struct {
 type Counts struct {
 	Calls      int64 // that some request has caused
 	Heartbeats int64 // what a gate sends by the clock
+	RoundTrips int64 // times that a call was sent while none was under way
 }
 
 // Sub returns c - o.
-func (c Counts) Sub(o Counts) Counts { return Counts{c.Calls - o.Calls, c.Heartbeats - o.Heartbeats} }
+func (c Counts) Sub(o Counts) Counts {
+	return Counts{c.Calls - o.Calls, c.Heartbeats - o.Heartbeats, c.RoundTrips - o.RoundTrips}
+}
 
 // Counts returns what has been sent so far.
 func (c *Commands) Counts() Counts {
@@ -62,6 +67,11 @@ func kindOf(cmd redis.Cmder) (counted, heartbeat bool) {
 	return true, false
 }
 
+func isCall(cmd redis.Cmder) bool {
+	counted, _ := kindOf(cmd)
+	return counted
+}
+
 func (c *Commands) sent(cmds []redis.Cmder) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,6 +83,12 @@ func (c *Commands) sent(cmds []redis.Cmder) {
 			c.counts.Heartbeats++
 		}
 	}
+	if slices.ContainsFunc(cmds, isCall) {
+		if c.underWay == 0 {
+			c.counts.RoundTrips++
+		}
+		c.underWay++
+	}
 }
 
 // answered notes how a request went; err is that of the whole, which a command does
@@ -80,9 +96,13 @@ func (c *Commands) sent(cmds []redis.Cmder) {
 func (c *Commands) answered(cmds []redis.Cmder, err error) {
 	_, answer := errors.AsType[redis.Error](err)
 	failed := err != nil && !answer
+	called := slices.ContainsFunc(cmds, isCall)
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if called {
+		c.underWay--
+	}
 	for _, cmd := range cmds {
 		counted, _ := kindOf(cmd)
 		if !counted || cmd.Name() == "time" { // only what touches entries tells that they are used again

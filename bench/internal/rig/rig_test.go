@@ -116,9 +116,9 @@ func TestLatenciesSurviveTheWayToTheParent(t *testing.T) {
 
 func TestCommandsThatNoRequestCausesAreNotCounted(t *testing.T) {
 	for words, want := range map[string]Counts{
-		"get bench:v:product:{1}":        {Calls: 1},
-		"evalsha abc 2 k b":              {Calls: 1},
-		"publish bench:bus x":            {Calls: 1},
+		"get bench:v:product:{1}":        {Calls: 1, RoundTrips: 1},
+		"evalsha abc 2 k b":              {Calls: 1, RoundTrips: 1},
+		"publish bench:bus x":            {Calls: 1, RoundTrips: 1},
 		"get bench:g:product":            {Heartbeats: 1},
 		"publish bench:0123456789abcd H": {Heartbeats: 1},
 		"hello 3":                        {},
@@ -180,4 +180,18 @@ func TestALinkTakesTheServersTimeForRequestsInTurn(t *testing.T) {
 			t.Errorf("the burst is %d, want 5: the first four are longer ago", got)
 		}
 	})
+}
+
+func TestCallsThatAreUnderWayTogetherAreOneRoundTrip(t *testing.T) {
+	var c Commands
+	get := []redis.Cmder{redis.NewCmd(t.Context(), "get", "k")}
+	c.sent(get)
+	c.sent(get)
+	c.answered(get, nil)
+	c.answered(get, nil)
+	c.sent(get)
+	c.answered(get, nil)
+	if got, want := c.Counts(), (Counts{Calls: 3, RoundTrips: 2}); got != want {
+		t.Errorf("two calls at once and one after them count as %+v, want %+v", got, want)
+	}
 }

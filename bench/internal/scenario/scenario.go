@@ -46,7 +46,7 @@ type Env struct {
 // All are the scenarios in the order of the report.
 func All() []Scenario {
 	return []Scenario{
-		local(), remote(), stampede(), expiry(), wave(), redisDown(), deleteRace(), holderDeath(), fleet(),
+		local(), remote(), batch(), stampede(), expiry(), wave(), redisDown(), deleteRace(), holderDeath(), fleet(),
 	}
 }
 

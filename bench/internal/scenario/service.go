@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/herdgate/herdgate/bench/internal/peer"
@@ -15,6 +16,7 @@ import (
 // origin.
 type service struct {
 	redis   *rig.Server
+	cluster rig.Cluster // in the place of redis, where one is asked for
 	origin  *rig.Origin
 	workers []*rig.Worker
 	setup   workerSetup
@@ -32,13 +34,19 @@ func startService(ctx context.Context, e Env, k peer.Kind, n int, setup workerSe
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.redis, err = rig.StartServer(ctx); err != nil {
+	if setup.Cluster {
+		s.cluster, err = rig.StartCluster(ctx)
+		s.setup.Redis = strings.Join(s.cluster.Addrs(), ",")
+	} else if s.redis, err = rig.StartServer(ctx); err == nil {
+		s.setup.Redis = s.redis.Addr()
+	}
+	if err != nil {
 		return nil, err
 	}
 	if s.origin, err = rig.StartOrigin(ctx); err != nil {
 		return nil, err
 	}
-	s.setup.Peer, s.setup.Redis, s.setup.Origin = k.Name, s.redis.Addr(), s.origin.Addr()
+	s.setup.Peer, s.setup.Origin = k.Name, s.origin.Addr()
 	s.setup.Keys = max(1, setup.Keys)
 	s.setup.Calm = setup.Calm || e.Small // what is tried there is the suite, not a machine's patience
 	for range n {
@@ -70,10 +78,11 @@ func (s *service) close() error {
 	if s.origin != nil {
 		s.origin.Close()
 	}
-	if s.redis == nil {
-		return nil
+	err := s.cluster.Close()
+	if s.redis != nil {
+		err = errors.Join(err, s.redis.Close())
 	}
-	return s.redis.Close()
+	return err
 }
 
 func waitAll[R any](ctx context.Context, pending []rig.Pending[R]) error {

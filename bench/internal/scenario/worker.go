@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,8 +23,8 @@ import (
 type worker struct {
 	setup    workerSetup
 	peer     peer.Peer
-	rdb      *redis.Client // the peer's
-	plain    *redis.Client // for what is read without the peer
+	rdb      redis.UniversalClient // the peer's
+	plain    redis.UniversalClient // for what is read without the peer
 	origin   *rig.OriginClient
 	commands rig.Commands
 }
@@ -32,6 +33,7 @@ type worker struct {
 type workerSetup struct {
 	Name, Peer    string
 	Redis, Origin string
+	Cluster       bool // of three masters, and not one server
 	TTL, Stale    time.Duration
 	Memory        bool
 	Keys          int
@@ -56,6 +58,7 @@ func Work(ctx context.Context, in io.Reader, out io.WriteCloser) error {
 		"loop":   rig.Handle(w.loop),
 		"local":  rig.Handle(w.local),
 		"remote": rig.Handle(w.remote),
+		"batch":  rig.Handle(w.batch),
 	})
 }
 
@@ -67,8 +70,9 @@ func (w *worker) open(ctx context.Context, s workerSetup) (none, error) {
 		return none{}, err
 	}
 	w.setup = s
-	w.rdb = redis.NewClient(&redis.Options{Addr: s.Redis})
-	w.plain = redis.NewClient(&redis.Options{Addr: s.Redis})
+	addrs := strings.Split(s.Redis, ",") // of several, a Cluster
+	w.rdb = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addrs})
+	w.plain = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addrs})
 	w.rdb.AddHook(&w.commands)
 	if w.origin, err = rig.DialOrigin(s.Origin, s.Name); err != nil {
 		return none{}, err
@@ -79,7 +83,7 @@ func (w *worker) open(ctx context.Context, s workerSetup) (none, error) {
 
 func (w *worker) peerSetup() peer.Setup {
 	return peer.Setup{
-		Redis: w.rdb, Hook: &w.commands, Prefix: prefix,
+		Redis: w.rdb, Addr: w.setup.Redis, Hook: &w.commands, Prefix: prefix,
 		TTL: w.setup.TTL, Stale: w.setup.Stale, Memory: w.setup.Memory, Keys: w.setup.Keys, Spread: true, Calm: w.setup.Calm, Load: w.load,
 	}
 }
@@ -300,7 +304,7 @@ func (w *worker) bounded(ctx context.Context, get func(context.Context, string) 
 const plainKey = "raw:0"
 
 // plainGet is what a service does for a remote hit without a library.
-func plainGet(ctx context.Context, rdb *redis.Client, key string) (*peer.Product, error) {
+func plainGet(ctx context.Context, rdb redis.UniversalClient, key string) (*peer.Product, error) {
 	data, err := rdb.Get(ctx, key).Bytes()
 	if err != nil {
 		return nil, err
@@ -310,7 +314,7 @@ func plainGet(ctx context.Context, rdb *redis.Client, key string) (*peer.Product
 }
 
 // plainSet stores a product as plainGet reads it.
-func plainSet(ctx context.Context, rdb *redis.Client, key string) error {
+func plainSet(ctx context.Context, rdb redis.UniversalClient, key string) error {
 	data, err := msgpack.Marshal(peer.NewProduct(0, 1, time.Unix(1_800_000_000, 0)))
 	if err == nil && len(data) != peer.PayloadSize {
 		err = fmt.Errorf("a product takes %d bytes, not %d", len(data), peer.PayloadSize)

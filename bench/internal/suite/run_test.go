@@ -98,6 +98,8 @@ func TestTheWholeSuiteRunsAtATinySize(t *testing.T) {
 		{"remote", "herdgate", "g1", "calls_per_request", 1, 1.05},
 		{"remote", "herdgate", "g64", "helper_keys", 0, 1},
 		{"remote", "aside", "g64", "calls_per_request", 1, 1},
+		{"batch", "aside", "cluster", "round_trips", 1, 1},
+		{"batch", "herdgate", "single", "calls_per_request", 1, 105},
 		{"stampede", "herdgate", "200ms", "loads", 1, 1},
 		{"stampede", "herdgate", "5s", "loads", 1, 1},
 		{"stampede", "aside", "5s", "loads", 1, 40},
