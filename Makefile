@@ -7,6 +7,10 @@ LINT         := $(CURDIR)/bin/golangci-lint-$(LINT_VERSION)
 # How long `make fuzz` runs each fuzz target.
 FUZZTIME ?= 10s
 
+# How long `make chaos` runs. SEED=n repeats the faults of an earlier run, which logs it.
+CHAOS ?= 20s
+SEED  ?=
+
 # modules.txt is the only list of modules: a green root says nothing of the others.
 MODULES := $(shell cat modules.txt)
 
@@ -17,7 +21,7 @@ export GOWORK := off
 each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check
+.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check chaos soak
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
@@ -74,6 +78,11 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s)
 			(cd "$$dir" && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) .); \
 		done; \
 	done
+
+chaos: needed ## Run processes under random faults for CHAOS (20s) and check what they saw
+	@mkdir -p bin
+	go test -race -c -o bin/chaos.test ./internal/chaos
+	@CHAOS=$(CHAOS) SEED=$(SEED) bin/chaos.test -test.run '^TestNothingOldComesBackUnderFaults$$' -test.v -test.timeout 0
 
 bench: needed modules ## Run the benchmarks of every module
 	$(call each,benchmarks,go test -run '^$$' -bench . -benchmem ./...)

@@ -1,0 +1,334 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/rpc"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/internal/testutil"
+)
+
+const (
+	instanceRole = "instance"
+	namespace    = "chaos"
+
+	localTTL = 300 * time.Millisecond
+	lockTTL  = time.Second
+	tag      = "all"
+
+	flushEvery = 100 * time.Millisecond // of the records: what a kill may lose
+)
+
+// The first half of the keys lives long, so that what was not invalidated shows for long;
+// the other half is always about to expire.
+const (
+	longTTL, longStale   = 20 * time.Second, 10 * time.Second
+	shortTTL, shortStale = 400 * time.Millisecond, time.Second
+)
+
+// plants are faults of the library that a run must find; none is the empty one.
+const (
+	plantDeaf      = "deaf"      // does not hear of the changes of others, and believes its copies for long
+	plantForgetful = "forgetful" // acknowledges deletes that it does not make
+	plantLoner     = "loner"     // does not ask who else is loading
+)
+
+// setup is what an instance is started with.
+type setup struct {
+	Process int
+	Start   time.Time // what moments count from
+	Seed    uint64
+	Redis   string
+	Source  string
+	Callers int
+	Pause   time.Duration // between two calls of a caller, on average
+	Plant   string
+}
+
+// value is what is cached.
+type value struct {
+	Key     int
+	Version int64
+}
+
+// instance is a process that uses the library.
+type instance struct {
+	setup
+
+	born   time.Time // a reading with a monotonic part
+	offset time.Duration
+	source *rpc.Client
+	caches [2]*herdgate.Cache[value]
+
+	mu      sync.Mutex // protects the fields below
+	records []record
+	granted [keys]int // leases whose load has not begun
+	trouble moment    // when the last was noted
+	greeted bool      // the bus was confirmed for the first time, which is no trouble
+}
+
+// runInstance is the role of an instance.
+func runInstance(ctx context.Context, args testutil.Args) (err error) {
+	in := &instance{born: time.Now()}
+	if err := json.Unmarshal([]byte(args["setup"]), &in.setup); err != nil {
+		return err
+	}
+	// Wall clocks are compared once, within one machine.
+	in.offset = in.born.Round(0).Sub(in.Start.Round(0))
+	if in.source, err = rpc.Dial("tcp", in.Source); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.source.Close()) }()
+	rdb := redis.NewClient(&redis.Options{Addr: in.Redis})
+	defer func() { err = errors.Join(err, rdb.Close()) }()
+	options := herdgate.Options{Redis: rdb, Namespace: namespace, Observer: herdgate.ObserverFunc(in.observe)}
+	if in.Plant == plantLoner {
+		options.Namespace = "loner"
+	}
+	gate, err := herdgate.Open(ctx, options)
+	if err != nil {
+		return err
+	}
+	long := herdgate.Policy{TTL: longTTL, Stale: longStale, LocalTTL: localTTL, LockTTL: lockTTL}
+	short := herdgate.Policy{TTL: shortTTL, Stale: shortStale, LocalTTL: localTTL, LockTTL: lockTTL, Tags: []string{tag}}
+	if in.Plant == plantDeaf {
+		long.LocalTTL = longTTL
+	}
+	for i, policy := range []herdgate.Policy{long, short} {
+		if in.caches[i], err = herdgate.New(gate, "cache"+strconv.Itoa(i), in.load, policy); err != nil {
+			return errors.Join(err, gate.Close(context.WithoutCancel(ctx)))
+		}
+	}
+	in.run(ctx)
+	// Not all that is left may be made in time if Redis is out.
+	if err := gate.Close(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, herdgate.ErrJournaled) {
+		return err
+	}
+	return in.flush()
+}
+
+// run makes calls until ctx ends.
+func (in *instance) run(ctx context.Context) {
+	var callers, flusher sync.WaitGroup
+	over := make(chan struct{})
+	flusher.Go(func() {
+		tick := time.NewTicker(flushEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_ = in.flush() // the parent is gone: so is the run
+			case <-over:
+				return
+			}
+		}
+	})
+	for i := range in.Callers {
+		rng := rand.New(rand.NewPCG(in.Seed, uint64(i)))
+		callers.Go(func() {
+			for wait(ctx, time.Duration(rng.Int64N(int64(2*in.Pause)))) {
+				in.call(context.WithoutCancel(ctx), rng)
+			}
+		})
+	}
+	callers.Wait()
+	close(over)
+	flusher.Wait()
+}
+
+// wait reports whether d has passed before ctx ended.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (in *instance) now() moment { return moment(in.offset + time.Since(in.born)) }
+
+func (in *instance) note(r record) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.records = append(in.records, r)
+}
+
+// flush tells the parent what was noted.
+func (in *instance) flush() error {
+	in.mu.Lock()
+	records := in.records
+	in.records = nil
+	in.mu.Unlock()
+	if len(records) == 0 {
+		return nil
+	}
+	return testutil.Emit(records)
+}
+
+func keyName(key int) string { return "k" + strconv.Itoa(key) }
+
+func keyOf(name string) int {
+	key, err := strconv.Atoi(name[1:])
+	if err != nil {
+		return -1
+	}
+	return key
+}
+
+func (in *instance) cacheOf(key int) *herdgate.Cache[value] { return in.caches[key*2/keys] }
+
+// load is the loader. What it returns was read when it began.
+func (in *instance) load(ctx context.Context, name string) (value, error) {
+	key := keyOf(name)
+	r := record{Op: opLoad, Key: key, Begin: in.now(), Leased: in.leased(key)}
+	defer func() {
+		r.End = in.now()
+		in.note(r)
+	}()
+	if err := in.source.Call("Source.Read", key, &r.Version); err != nil {
+		return value{}, err
+	}
+	took := rand.N(20 * time.Millisecond)
+	if rand.N(10) == 0 {
+		took = rand.N(500 * time.Millisecond)
+	}
+	if !wait(ctx, took) {
+		return value{}, context.Cause(ctx)
+	}
+	return value{Key: key, Version: r.Version}, nil
+}
+
+// leased reports whether a lease of the key was granted whose load has not begun.
+func (in *instance) leased(key int) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.granted[key] == 0 {
+		return false
+	}
+	in.granted[key]--
+	return true
+}
+
+// observe notes what the rules want to know.
+func (in *instance) observe(e herdgate.Event) {
+	now := in.now()
+	switch e.Kind {
+	case herdgate.EventLeaseWon:
+		in.mu.Lock()
+		in.granted[keyOf(e.Key)]++
+		in.mu.Unlock()
+	case herdgate.EventLeaseLost, herdgate.EventLeaseRevoked:
+		in.note(record{Op: opLost, Key: keyOf(e.Key), Begin: now, End: now})
+	case herdgate.EventReplayed:
+		r := record{Op: opReplayed, Key: -1, Begin: now, End: now}
+		if e.Key != "" {
+			r.Key = keyOf(e.Key)
+		}
+		in.note(r)
+	case herdgate.EventDegraded, herdgate.EventRedisDown, herdgate.EventRedisUp, herdgate.EventBusLost, herdgate.EventBusConfirmed:
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		if e.Kind == herdgate.EventBusConfirmed && !in.greeted {
+			in.greeted = true
+			return
+		}
+		if now-in.trouble > moment(flushEvery) {
+			in.trouble = now
+			in.records = append(in.records, record{Op: opTrouble, Key: -1, Begin: now, End: now})
+		}
+	default:
+	}
+}
+
+// call makes one call.
+func (in *instance) call(ctx context.Context, rng *rand.Rand) {
+	key := rng.IntN(keys)
+	if rng.IntN(2) == 0 {
+		key = rng.IntN(2) * (keys / 2) // the hottest of each cache
+	}
+	switch n := rng.IntN(1000); {
+	case n < 900 || in.Plant == plantDeaf: // its own changes it would know of
+		if n%2 == 0 {
+			in.get(ctx, key, in.lookup)
+		} else {
+			in.get(ctx, key, in.plainGet)
+		}
+	case n < 950:
+		in.change(ctx, opDelete, key)
+	case n < 975:
+		in.change(ctx, opExpire, key)
+	case n < 999 || rng.IntN(10) > 0:
+		in.change(ctx, opSet, key|1)
+	default:
+		in.change(ctx, opWhole, key)
+	}
+}
+
+func (in *instance) lookup(ctx context.Context, key int) (v value, stale bool, err error) {
+	got, err := in.cacheOf(key).Lookup(ctx, keyName(key))
+	return got.Value, got.Stale, err
+}
+
+// plainGet is told of no stale values, so that any may be one.
+func (in *instance) plainGet(ctx context.Context, key int) (v value, stale bool, err error) {
+	v, err = in.cacheOf(key).Get(ctx, keyName(key))
+	return v, true, err
+}
+
+func (in *instance) get(ctx context.Context, key int, by func(context.Context, int) (value, bool, error)) {
+	r := record{Op: opGet, Key: key, Begin: in.now()}
+	v, stale, err := by(ctx, key)
+	r.End = in.now()
+	r.Version, r.Stale = v.Version, stale
+	switch {
+	case err != nil:
+		r.Err = err.Error()
+	case v.Key != key:
+		r.Err = fmt.Sprintf("the value is of key %d", v.Key)
+	}
+	in.note(r)
+}
+
+func (in *instance) change(ctx context.Context, o op, key int) {
+	i := Intent{Process: in.Process, Op: o, Key: key}
+	if err := in.source.Call("Source.Change", i, &i); err != nil {
+		in.note(record{Op: o, Key: key, Err: err.Error()})
+		return
+	}
+	c := in.cacheOf(key)
+	r := record{Op: o, Key: key, Intent: i.ID, Version: i.Versions[key], Begin: in.now()}
+	var err error
+	switch {
+	case o == opDelete && in.Plant == plantForgetful:
+	case o == opDelete:
+		err = c.Delete(ctx, keyName(key))
+	case o == opExpire:
+		err = c.Expire(ctx, keyName(key))
+	case o == opSet:
+		err = c.Set(ctx, keyName(key), value{Key: key, Version: r.Version})
+	case c == in.caches[0]:
+		err = c.Clear(ctx)
+	default:
+		err = c.InvalidateTags(ctx, tag)
+	}
+	r.End = in.now()
+	switch {
+	case errors.Is(err, herdgate.ErrJournaled):
+		r.Err = journaled
+	case err != nil:
+		r.Err = err.Error()
+	}
+	in.note(r)
+}
