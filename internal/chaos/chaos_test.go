@@ -93,3 +93,13 @@ func TestNothingOldComesBackUnderFaults(t *testing.T) { // I1, I2, I3, I6, I9
 		summary = fmt.Sprintf("ops %d faults %d violations %d", found.ops, f.faults, len(found.violations))
 	}
 }
+
+func TestTheLibraryWorksWhereOnlyFIPSAlgorithmsDo(t *testing.T) {
+	t.Setenv("GODEBUG", "fips140=only")
+	f := startFleet(t, config{For: 2 * time.Second, Seed: 1, Processes: 2, Callers: 4, Pause: 10 * time.Millisecond, FIPS: true})
+	f.run()
+	found := f.history.check(limits)
+	if len(found.violations) > 0 || found.loads == 0 {
+		t.Errorf("%d loads under the lease; violations %q", found.loads, found.violations)
+	}
+}

@@ -67,6 +67,7 @@ type config struct {
 	Pause     time.Duration
 	Every     time.Duration // between two faults, on average; 0: none
 	Plant     string        // of the first process
+	FIPS      bool          // the processes must be under GODEBUG=fips140=only
 }
 
 func startFleet(t *testing.T, c config) *fleet {
@@ -92,6 +93,7 @@ func (f *fleet) spawn(p *place) {
 	s := setup{
 		Process: len(f.history.processes), Start: f.source.start, Seed: f.rng.Uint64(),
 		Redis: p.proxy.Addr(), Source: f.source.addr, Callers: f.config.Callers, Pause: f.config.Pause,
+		FIPS: f.config.FIPS,
 	}
 	if p == f.places[0] {
 		s.Plant = f.config.Plant

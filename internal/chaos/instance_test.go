@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"crypto/fips140"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,6 +53,7 @@ type setup struct {
 	Callers int
 	Pause   time.Duration // between two calls of a caller, on average
 	Plant   string
+	FIPS    bool
 }
 
 // value is what is cached.
@@ -81,6 +83,9 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 	in := &instance{born: time.Now()}
 	if err := json.Unmarshal([]byte(args["setup"]), &in.setup); err != nil {
 		return err
+	}
+	if in.FIPS && !fips140.Enforced() {
+		return errors.New("no FIPS 140 mode is enforced")
 	}
 	// Wall clocks are compared once, within one machine.
 	in.offset = in.born.Round(0).Sub(in.Start.Round(0))
