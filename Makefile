@@ -21,7 +21,7 @@ export GOWORK := off
 each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check chaos soak
+.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check chaos
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
