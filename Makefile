@@ -11,6 +11,9 @@ FUZZTIME ?= 10s
 CHAOS ?= 20s
 SEED  ?=
 
+# How many calls `make soak` makes.
+SOAK ?= 1000000
+
 # modules.txt is the only list of modules: a green root says nothing of the others.
 MODULES := $(shell cat modules.txt)
 
@@ -21,7 +24,7 @@ export GOWORK := off
 each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check chaos
+.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check chaos soak
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
@@ -83,6 +86,9 @@ chaos: needed ## Run processes under random faults for CHAOS (20s) and check wha
 	@mkdir -p bin
 	go test -race -c -o bin/chaos.test ./internal/chaos
 	@CHAOS=$(CHAOS) SEED=$(SEED) bin/chaos.test -test.run '^TestNothingOldComesBackUnderFaults$$' -test.v -test.timeout 0
+
+soak: needed ## Make SOAK (1000000) calls and look that nothing grows; Close 1 000 times under load
+	SOAK=$(SOAK) go test -count=1 -v -timeout 0 -run '^Test(NothingGrowsWithTheNumberOfCalls|CloseUnderLoadLeavesNothing)$$' ./internal/chaos
 
 bench: needed modules ## Run the benchmarks of every module
 	$(call each,benchmarks,go test -run '^$$' -bench . -benchmem ./...)

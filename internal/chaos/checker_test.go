@@ -162,6 +162,16 @@ func TestTheCheckerFindsWhatBreaksARule(t *testing.T) {
 			s.lost(0, key, 90*ms)
 			s.loaded(1, key, 100*ms, 300*ms)
 		}},
+		{"two loads at once, the process of the first of which stood still", "", func(s *story) {
+			s.loaded(0, key, 0, 200*ms)
+			s.process(0, record{Op: opStalled, Key: -1, Begin: 20 * ms, End: 199 * ms})
+			s.loaded(1, key, 100*ms, 300*ms)
+		}},
+		{"two loads at once, the process of the second of which stood still", "two loads", func(s *story) {
+			s.loaded(0, key, 0, 200*ms)
+			s.process(1, record{Op: opStalled, Key: -1, Begin: 20 * ms, End: 99 * ms})
+			s.loaded(1, key, 100*ms, 300*ms)
+		}},
 		{"two loads at once, the second of which lost its lease", "two loads", func(s *story) {
 			s.loaded(0, key, 0, 200*ms)
 			s.lost(1, key, 90*ms)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -26,6 +27,7 @@ const (
 	opLost     op = "lost"     // the lease of a load was lost or revoked, and its process knows
 	opReplayed op = "replayed" // a change of the journal was made; Key is -1 for one of a whole cache
 	opTrouble  op = "trouble"  // Redis did not answer, or messages may have been lost
+	opStalled  op = "stalled"  // the process stood still, as on a machine that is too busy
 )
 
 // moment is a time in ns since the run began. Those of one process are exact; those of
@@ -268,8 +270,8 @@ func (h *history) impaired() [][]window {
 			}
 		}
 		for _, r := range records {
-			if r.Op == opTrouble {
-				all[p] = append(all[p], window{Process: p, Kind: string(opTrouble), From: r.Begin - moment(time.Second), To: r.End})
+			if r.Op == opTrouble || r.Op == opStalled && r.End-r.Begin > moment(time.Second) {
+				all[p] = append(all[p], window{Process: p, Kind: string(r.Op), From: r.Begin - moment(time.Second), To: r.End})
 			}
 		}
 	}
@@ -368,11 +370,30 @@ func (h *history) checkLoads(f *findings, changes [keys][]change) {
 					break
 				}
 				if !h.mayOverlap(first, second, changes[k]) {
-					f.add("two loads: process %d: %v; and process %d: %v", first.process, first.record, second.process, second.record)
+					f.add("two loads: process %d: %v; and process %d: %v\n%s", first.process, first.record, second.process, second.record,
+						h.around(first.Key, first.Begin-moment(lockTTL), max(first.End, second.End)+moment(lockTTL)/2, first.process, second.process))
 				}
 			}
 		}
 	}
+}
+
+// around tells what some processes did and saw of a key.
+func (h *history) around(key int, from, to moment, processes ...int) string {
+	var text strings.Builder
+	for _, p := range processes {
+		for _, r := range h.processes[p] {
+			if (r.Key == key || r.Key == -1) && r.Begin <= to && r.End >= from && r.Op != opGet {
+				fmt.Fprintf(&text, "\tprocess %d: %v, leased %v\n", p, r, r.Leased)
+			}
+		}
+	}
+	for _, w := range h.windows {
+		if w.From <= to && w.To >= from {
+			fmt.Fprintf(&text, "\t%s of process %d, %v to %v\n", w.Kind, w.Process, w.From, w.To)
+		}
+	}
+	return text.String()
 }
 
 // mayOverlap reports whether there is a reason why second began before first ended.
@@ -382,7 +403,8 @@ func (h *history) mayOverlap(first, second held, changes []change) bool {
 		return true
 	}
 	if slices.ContainsFunc(h.processes[first.process], func(r record) bool {
-		return r.Op == opLost && r.Key == first.Key && r.Begin >= from && r.Begin <= to
+		return r.Op == opLost && r.Key == first.Key && r.Begin >= from && r.Begin <= to ||
+			r.Op == opStalled && r.Begin <= to && r.End >= from
 	}) {
 		return true
 	}

@@ -27,6 +27,7 @@ const (
 	tag      = "all"
 
 	flushEvery = 100 * time.Millisecond // of the records: what a kill may lose
+	watchEvery = 20 * time.Millisecond  // for stalls of the process
 )
 
 // The first half of the keys lives long, so that what was not invalidated shows for long;
@@ -123,9 +124,10 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 
 // run makes calls until ctx ends.
 func (in *instance) run(ctx context.Context) {
-	var callers, flusher sync.WaitGroup
+	var callers, helpers sync.WaitGroup
 	over := make(chan struct{})
-	flusher.Go(func() {
+	helpers.Go(func() { in.watch(over) })
+	helpers.Go(func() {
 		tick := time.NewTicker(flushEvery)
 		defer tick.Stop()
 		for {
@@ -147,7 +149,26 @@ func (in *instance) run(ctx context.Context) {
 	}
 	callers.Wait()
 	close(over)
-	flusher.Wait()
+	helpers.Wait()
+}
+
+// watch notes when this process stood still although nobody has frozen it: what has a
+// deadline then happens late.
+func (in *instance) watch(over <-chan struct{}) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for last := in.now(); ; {
+		select {
+		case <-tick.C:
+			now := in.now()
+			if now-last > moment(4*watchEvery) {
+				in.note(record{Op: opStalled, Key: -1, Begin: last, End: now})
+			}
+			last = now
+		case <-over:
+			return
+		}
+	}
 }
 
 // wait reports whether d has passed before ctx ended.
