@@ -78,7 +78,7 @@ func Kinds() []Kind {
 	}
 }
 
-// LeftOut are the peers that cannot be measured here, by name, and why.
+// LeftOut are the peers whose modules cannot be had.
 func LeftOut() []string {
 	return []string{"jetcache-go", "rockscache", "rueidisaside", "samber/hot", "eko/gocache"}
 }

@@ -29,8 +29,8 @@ func Targets() []Target {
 		{"remote", "g1", "x_raw", ">=", 0.95, "", 0},
 		{"remote", "*", "allocs_op", "<=", 2, "raw_allocs_op", 1},
 		{"remote", "*", "calls_per_request", "<=", 1.01, "", 0},
-		{"remote", "*", "helper_keys", "<=", 1, "", 0}, // the generation of the cache
-		{"batch", "*", "round_trips", "<=", 1.1, "", 0},
+		{"remote", "*", "helper_keys", "<=", 1, "", 0},  // the generation of the cache
+		{"batch", "*", "round_trips", "<=", 1.5, "", 0}, // the pipelines to several nodes may miss each other
 		{"batch", "*", "calls_per_request", "<=", 100.5, "", 0},
 		{"stampede", "*", "loads", "=", 1, "", 0},
 		{"stampede", "200ms", "wall_ms", "<=", 215, "", 0},
