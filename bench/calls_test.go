@@ -241,7 +241,7 @@ func TestAChangeCostsOneScript(t *testing.T) {
 			t.Fatal(err)
 		}
 		logInside(t, server, ran)
-		wantCalls(t, change.name, in.sent.paid(), calls{"evalsha": 1})
+		wantCalls(t, change.name, withoutTime(t, in.sent.paid()), calls{"evalsha": 1})
 	}
 }
 
@@ -263,5 +263,6 @@ func TestAnIdleGateSendsOnlyItsHeartbeats(t *testing.T) {
 		t.Errorf("%d heartbeats in %v, want 1 to %d", sent[heartbeat], time.Since(start), most)
 	}
 	delete(sent, heartbeat)
+	delete(sent, generation)
 	wantCalls(t, "an idle gate", sent, nil)
 }

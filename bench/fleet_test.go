@@ -110,23 +110,36 @@ func (c *commands) take() map[string]int {
 	return n
 }
 
-// paid is take without the heartbeats: what the cost table counts.
+// paid is take without what a gate sends by the clock: what the cost table counts.
 func (c *commands) paid() map[string]int {
 	n := c.take()
 	delete(n, heartbeat)
+	delete(n, generation)
 	return n
 }
 
-// heartbeat is the name under which a gate's heartbeats are counted: any other
-// PUBLISH of a client would be a message that no script has sent.
-const heartbeat = "heartbeat"
+const (
+	// heartbeat is the name under which a gate's heartbeats are counted: any other
+	// PUBLISH of a client would be a message that no script has sent.
+	heartbeat = "heartbeat"
+	// generation is the name for reading the generation of a cache.
+	generation = "generation"
+)
 
 func nameOf(cmd redis.Cmder) string {
-	if args := cmd.Args(); cmd.Name() == "publish" && args[len(args)-1] == "H" {
+	args := cmd.Args()
+	switch name := cmd.Name(); {
+	case name == "publish" && args[len(args)-1] == "H":
 		return heartbeat
+	case name == "get" && ofGeneration(args[1]),
+		name == "evalsha" && ofGeneration(args[3]) && args[4] == "read":
+		return generation
+	default:
+		return name
 	}
-	return cmd.Name()
 }
+
+func ofGeneration(key any) bool { return strings.HasPrefix(key.(string), "bench:g:") }
 
 func total(counts map[string]int) int {
 	sum := 0

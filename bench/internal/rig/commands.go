@@ -57,14 +57,24 @@ func kindOf(cmd redis.Cmder) (counted, heartbeat bool) {
 		return false, false
 	case name == "publish" && cmd.Args()[len(cmd.Args())-1] == "H":
 		return false, true
-	case name == "get" && len(cmd.Args()) == 2:
-		key, _ := cmd.Args()[1].(string)
-		_, rest, _ := strings.Cut(key, ":")
-		if strings.HasPrefix(rest, "g:") { // a cache's generation, asked for by the clock
-			return false, true
-		}
+	case name == "get" && ofGeneration(cmd.Args()[1]), name == "evalsha" && readsGeneration(cmd.Args()):
+		return false, true
 	}
 	return true, false
+}
+
+// readsGeneration reports whether a script with these arguments is the one that reads
+// a cache's generation where there may be none yet.
+func readsGeneration(args []any) bool {
+	return len(args) > 4 && ofGeneration(args[3]) && args[4] == "read"
+}
+
+// ofGeneration reports whether a key is that of a cache's generation, which gates ask
+// for by the clock.
+func ofGeneration(key any) bool {
+	name, _ := key.(string)
+	_, rest, _ := strings.Cut(name, ":")
+	return strings.HasPrefix(rest, "g:")
 }
 
 func isCall(cmd redis.Cmder) bool {

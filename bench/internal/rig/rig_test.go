@@ -116,15 +116,17 @@ func TestLatenciesSurviveTheWayToTheParent(t *testing.T) {
 
 func TestCommandsThatNoRequestCausesAreNotCounted(t *testing.T) {
 	for words, want := range map[string]Counts{
-		"get bench:v:product:{1}":        {Calls: 1, RoundTrips: 1},
-		"evalsha abc 2 k b":              {Calls: 1, RoundTrips: 1},
-		"publish bench:bus x":            {Calls: 1, RoundTrips: 1},
-		"get bench:g:product":            {Heartbeats: 1},
-		"publish bench:0123456789abcd H": {Heartbeats: 1},
-		"hello 3":                        {},
-		"client setinfo":                 {},
-		"subscribe bench:bus":            {},
-		"script load x":                  {},
+		"get bench:v:product:{1}":             {Calls: 1, RoundTrips: 1},
+		"evalsha abc 2 k b":                   {Calls: 1, RoundTrips: 1},
+		"publish bench:bus x":                 {Calls: 1, RoundTrips: 1},
+		"get bench:g:product":                 {Heartbeats: 1},
+		"evalsha abc 1 bench:g:product read":  {Heartbeats: 1},
+		"evalsha abc 1 bench:g:product clear": {Calls: 1, RoundTrips: 1},
+		"publish bench:0123456789abcd H":      {Heartbeats: 1},
+		"hello 3":                             {},
+		"client setinfo":                      {},
+		"subscribe bench:bus":                 {},
+		"script load x":                       {},
 	} {
 		var args []any
 		for word := range strings.FieldsSeq(words) {
