@@ -280,7 +280,7 @@ const (
 func restrict(t *testing.T, server *testutil.Redis, rules string) {
 	t.Helper()
 	args := []any{"ACL", "SETUSER", "gate", "reset", "on", ">secret"}
-	for _, rule := range strings.Fields(fmt.Sprintf(rules, "test")) {
+	for rule := range strings.FieldsSeq(fmt.Sprintf(rules, "test")) {
 		args = append(args, rule)
 	}
 	if err := server.Client(t).Do(t.Context(), args...).Err(); err != nil {
