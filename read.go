@@ -19,7 +19,7 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 	if cp == nil {
 		return zero, false, nil
 	}
-	from, now := OutcomeLocal, c.gate.now()
+	from, now := OutcomeLocal, c.gate.clock.ceiling() // after the load: a copy may be stale from the moment it is stored
 	switch {
 	case c.gate.gap.valid(cp.gap) && now < cp.ahead && (!cp.tagged || c.tags.holds(cp.extended, &cp.turn)):
 	case now < cp.fresh && c.gate.out() && !c.invalid(cp):
@@ -28,7 +28,12 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 		return zero, false, nil
 	}
 	cp.kept.touch(now)
-	c.events.got(key, from, 0, cp.err())
+	if from != OutcomeLocal {
+		c.events.got(key, from, 0, cp.err())
+	} else if c.events.hit(key, cp.err()) {
+		c.copies.Touch(key)
+		c.gate.clock.sampled()
+	}
 	if cp.missing {
 		return zero, true, ErrNotFound
 	}
@@ -131,6 +136,9 @@ func (c *Cache[V]) softly(ctx context.Context, refresh *flight[V], p *plan[V], r
 func (c *Cache[V]) unchecked(key string) (*copied[V], time.Duration) {
 	if c.gate.closed.Load() {
 		return nil, 0
+	}
+	if sampled() {
+		c.copies.Touch(key)
 	}
 	cp := c.copies.Load(key)
 	now := c.gate.now() // after the load: a copy may be stale from the moment it is stored
