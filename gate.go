@@ -31,9 +31,9 @@ type Gate struct {
 	strays   *semaphore.Weighted // abandoned loaders whose slot was given back
 	loaders  sync.WaitGroup      // running loaders, also abandoned ones
 	events   *counters
-	tracer   Tracer    // nil: none
-	replicas bool      // reads may come from replicas
-	start    time.Time // what now counts from, monotonic
+	tracer   Tracer // nil: none
+	replicas bool   // reads may come from replicas
+	clock    *clock
 
 	gap       gapCounter
 	confirmed chan struct{} // closed when the bus is confirmed for the first time
@@ -54,7 +54,8 @@ type Gate struct {
 
 	mu     sync.Mutex // protects the fields below
 	caches map[string]keyspace
-	tier   *local.Tier // opened with the first cache
+	tier   *local.Tier    // opened with the first cache
+	ticks  sync.WaitGroup // the goroutine that sets the clock of the tier's hits
 }
 
 // keyspace is what a gate knows of a cache.
@@ -93,7 +94,7 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 		options:   options,
 		instance:  randomHex(8),
 		events:    newCounters("", options.Observer),
-		start:     time.Now(),
+		clock:     newClock(),
 		confirmed: make(chan struct{}),
 		closing:   make(chan struct{}),
 		journal:   journal{kicks: make(chan struct{}, 1)},
@@ -206,6 +207,7 @@ func (g *Gate) close(ctx context.Context) error {
 	if tier != nil {
 		tier.Close()
 	}
+	g.ticks.Wait()
 	if err == nil && g.store != nil {
 		// Commands that were given up on end by the client's own timeouts. Those of the
 		// last moment get theirs, also if ctx is over.
@@ -302,7 +304,7 @@ func (g *Gate) health(down error) {
 }
 
 // now is the monotonic time since the gate was opened.
-func (g *Gate) now() time.Duration { return time.Since(g.start) }
+func (g *Gate) now() time.Duration { return g.clock.now() }
 
 // register makes a cache known under its name.
 func (g *Gate) register(name string, c keyspace) error {
@@ -338,6 +340,7 @@ func (g *Gate) localTier() (*local.Tier, error) {
 			return nil, fmt.Errorf("herdgate: local tier: %w", err)
 		}
 		g.tier = tier
+		g.ticks.Go(func() { g.clock.run(g.closing) })
 	}
 	return g.tier, nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/singleflight"
 )
 
 // hit serves a fresh value of the local tier: no command, no allocation.
@@ -19,7 +20,7 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 	if cp == nil {
 		return zero, false, nil
 	}
-	from, now := OutcomeLocal, c.gate.now()
+	from, now := OutcomeLocal, c.gate.clock.ceiling() // after the load: a copy may be stale from the moment it is stored
 	switch {
 	case c.gate.gap.valid(cp.gap) && now < cp.ahead && (!cp.tagged || c.tags.holds(cp.extended, &cp.turn)):
 	case now < cp.fresh && c.gate.out() && !c.invalid(cp):
@@ -28,7 +29,12 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 		return zero, false, nil
 	}
 	cp.kept.touch(now)
-	c.events.got(key, from, 0, cp.err())
+	if from != OutcomeLocal {
+		c.events.got(key, from, 0, cp.err())
+	} else if c.events.hit(key, cp.err()) {
+		c.copies.Touch(key)
+		c.gate.clock.sampled()
+	}
 	if cp.missing {
 		return zero, true, ErrNotFound
 	}
@@ -132,6 +138,9 @@ func (c *Cache[V]) unchecked(key string) (*copied[V], time.Duration) {
 	if c.gate.closed.Load() {
 		return nil, 0
 	}
+	if sampled() {
+		c.copies.Touch(key)
+	}
 	cp := c.copies.Load(key)
 	now := c.gate.now() // after the load: a copy may be stale from the moment it is stored
 	if cp == nil || !c.gate.gap.valid(cp.gap) || now >= cp.check || cp.tagged && !c.tags.holds(cp.extended, &cp.turn) {
@@ -153,22 +162,23 @@ func (c *Cache[V]) cloned(v V) V {
 // than it can be loaded, its readers would never get a value.
 const steadfastAfter = 2
 
-// flying is the work of a flight.
-type flying[V any] func(f *flight[V], p *plan[V]) (Result[V], error)
+// flying does the work of a flight that the call of ctx has opened.
+type flying[V any] func(ctx context.Context, f *flight[V], p *plan[V])
 
 // join waits, on the caller's own context, for the flight of key in a group. A flight
 // whose load was cancelled by a change sends its callers back here.
 func (c *Cache[V]) join(ctx context.Context, key string, p *plan[V], start time.Duration, in *flights[V], fly flying[V]) (Result[V], error) {
 	for tries := 0; ; tries++ {
-		f, joined, err := c.start(ctx, key, in, func(f *flight[V]) (Result[V], error) {
+		f, joined, err := c.open(ctx, key, in)
+		if err != nil {
+			return Result[V]{}, err
+		}
+		if !joined {
 			if tries >= steadfastAfter {
 				f.State.stand()
 			}
 			f.State.patience = p.policy.WaitTimeout - (c.gate.now() - start)
-			return fly(f, p)
-		})
-		if err != nil {
-			return Result[V]{}, err
+			fly(ctx, f, p)
 		}
 		if r, again, err := c.follow(ctx, boarded[V]{f, joined}, p, start); !again {
 			return r, err
@@ -216,36 +226,70 @@ func saysOnly(err, reason error) bool {
 	return ok && e.Err == reason //nolint:errorlint // wrapped is what it must not be
 }
 
-func (c *Cache[V]) start(ctx context.Context, key string, in *flights[V], fn func(*flight[V]) (Result[V], error)) (f *flight[V], joined bool, err error) {
+func (c *Cache[V]) open(ctx context.Context, key string, in *flights[V]) (f *flight[V], joined bool, err error) {
 	c.gate.life.RLock()
 	defer c.gate.life.RUnlock()
 	if c.gate.closed.Load() {
 		return nil, false, ErrClosed
 	}
-	f, joined = in.Join(ctx, key, fn)
+	f, joined = in.Open(ctx, key)
 	return f, joined, nil
 }
 
-// fly is a flight: read Redis, serve what is there, else rebuild it.
-func (c *Cache[V]) fly(f *flight[V], p *plan[V]) (Result[V], error) {
-	key := f.Key()
-	keys := c.keys(key)
-	read, err := c.read(f.Context(), f, keys, p)
+// fly is a flight: read Redis, serve what is there, else rebuild it. The call that has
+// opened it takes the first step itself, which for a hit is all: a goroutine would have
+// to be started for it, and wake the caller. What takes longer than a read, or is not
+// over when ctx is, goes on in a goroutine that outlives the call.
+//
+//nolint:contextcheck // see above
+func (c *Cache[V]) fly(ctx context.Context, f *flight[V], p *plan[V]) {
+	keys := c.keys(f.Key())
+	taken := false
+	defer func() {
+		if !taken { // ctx has ended, or a codec has called Goexit: the others do not depend on that
+			f.Run(func(f *flight[V]) (Result[V], error) {
+				read, err := c.read(f.Context(), f, keys, p)
+				return c.proceed(f, keys, read, err, p)
+			})
+		}
+	}()
+	if ctx.Err() != nil {
+		return
+	}
+	read, err := singleflight.Protect(func() (found[V], error) { return c.read(ctx, f, keys, p) })
+	if err != nil && ctx.Err() != nil {
+		return
+	}
+	taken = true
+	if now := c.gate.now(); err == nil && read.servable(now) && (!p.loads() || !p.waitsSoftly(read.cp, now)) {
+		f.Finish(c.serve(ctx, f.Key(), p, read, OutcomeRemote, now))
+		return
+	}
+	f.Run(func(f *flight[V]) (Result[V], error) { return c.proceed(f, keys, read, err, p) })
+}
+
+// proceed is the rest of a flight, after the read.
+func (c *Cache[V]) proceed(f *flight[V], keys remote.Keys, read found[V], err error, p *plan[V]) (Result[V], error) {
 	switch {
 	case err != nil:
 		return c.degraded(f, p, err)
 	case read.newer:
 		return c.unlocked(f, p, keepUnshared)
 	}
-	now := c.gate.now()
-	if read.cp != nil && read.cp.servable(now) {
-		return c.serve(f.Context(), key, p, read, OutcomeRemote, now)
+	if now := c.gate.now(); read.servable(now) {
+		return c.serve(f.Context(), f.Key(), p, read, OutcomeRemote, now)
 	}
 	return c.rebuild(f, keys, read, p, nil)
 }
 
+func (r found[V]) servable(now time.Duration) bool { return r.cp != nil && r.cp.servable(now) }
+
 // renew is a flight that rebuilds the entry, whatever is there.
-func (c *Cache[V]) renew(f *flight[V], p *plan[V]) (Result[V], error) {
+func (c *Cache[V]) renew(_ context.Context, f *flight[V], p *plan[V]) {
+	f.Run(func(f *flight[V]) (Result[V], error) { return c.renewed(f, p) })
+}
+
+func (c *Cache[V]) renewed(f *flight[V], p *plan[V]) (Result[V], error) {
 	keys := c.keys(f.Key())
 	read, err := c.read(f.Context(), f, keys, p)
 	switch {

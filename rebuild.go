@@ -348,13 +348,16 @@ func (c *Cache[V]) refresh(ctx context.Context, key string, p *plan[V], served f
 	if c.quiet.holds(key, served.seen, c.gate.now()) {
 		return nil
 	}
-	f, _, err := c.start(c.gate.withoutSlot(ctx), key, &c.refreshes, func(f *flight[V]) (Result[V], error) {
-		r, err := c.behind(f, p, served, from)
-		c.looked(f)
-		return r, err
-	})
+	f, joined, err := c.open(c.gate.withoutSlot(ctx), key, &c.refreshes)
 	if err != nil {
 		return nil // the gate is closed
+	}
+	if !joined {
+		f.Run(func(f *flight[V]) (Result[V], error) {
+			r, err := c.behind(f, p, served, from)
+			c.looked(f)
+			return r, err
+		})
 	}
 	return f
 }

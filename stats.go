@@ -62,10 +62,11 @@ type counters struct {
 	observer Observer
 	kinds    [eventKinds]*xsync.Counter // EventGet is counted by its outcome
 	outcomes [outcomes]*xsync.Counter
+	hits     hitCounter // OutcomeLocal besides, of Get and Fetch
 }
 
 func newCounters(cache string, observer Observer) *counters {
-	c := &counters{cache: cache, observer: observer}
+	c := &counters{cache: cache, observer: observer, hits: newHitCounter()}
 	for i := range c.kinds {
 		c.kinds[i] = xsync.NewCounter()
 	}
@@ -90,7 +91,15 @@ func (c *counters) tell(e Event) {
 	c.observer.Observe(e)
 }
 
-// got counts a call that ended. It is all that a local hit pays for being counted.
+// hit is got for a local hit, and reports whether that is a sample.
+func (c *counters) hit(key string, err error) (sample bool) {
+	if c.observer != nil {
+		c.tell(Event{Kind: EventGet, Outcome: OutcomeLocal, Key: key, Err: err})
+	}
+	return c.hits.add()
+}
+
+// got counts a call that ended.
 func (c *counters) got(key string, outcome Outcome, took time.Duration, err error) {
 	c.outcomes[outcome].Inc()
 	if c.observer != nil {
@@ -111,6 +120,7 @@ func (c *counters) addTo(t *totals) {
 	for i, n := range c.outcomes {
 		t.outcomes[i] += uint64(n.Value())
 	}
+	t.outcomes[OutcomeLocal] += c.hits.sum()
 }
 
 func (t *totals) stats() Stats {

@@ -14,9 +14,11 @@ type Flight[K comparable, S, V any] struct {
 	key   K
 
 	// The flight is the one owner of this context: it must outlive the call that
-	// started the flight, and Cancel must reach it from any goroutine.
-	ctx    context.Context //nolint:containedctx // see above
-	cancel context.CancelCauseFunc
+	// started the flight, and Cancel must reach it from any goroutine. It is made from
+	// starter when it is first asked for: work that is soon done does without.
+	starter context.Context         //nolint:containedctx // see above
+	ctx     context.Context         //nolint:containedctx // see above; protected by group.mu
+	cancel  context.CancelCauseFunc // protected by group.mu
 
 	next     *Flight[K, S, V] // the next older flight of this key; protected by group.mu
 	detached bool             // protected by group.mu
@@ -29,9 +31,7 @@ type Flight[K comparable, S, V any] struct {
 }
 
 func newFlight[K comparable, S, V any](ctx context.Context, g *Group[K, S, V], key K) *Flight[K, S, V] {
-	f := &Flight[K, S, V]{group: g, key: key, done: make(chan struct{})}
-	f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	return f
+	return &Flight[K, S, V]{group: g, key: key, starter: ctx, done: make(chan struct{})}
 }
 
 // Key returns the key the flight was started for.
@@ -40,13 +40,28 @@ func (f *Flight[K, S, V]) Key() K { return f.key }
 // Context returns the context of the flight's work. It carries the values of the
 // starter's context but not its deadline or cancellation, and ends only by
 // [Flight.Cancel]: not when waiters leave, and not when the flight finishes.
-func (f *Flight[K, S, V]) Context() context.Context { return f.ctx }
+func (f *Flight[K, S, V]) Context() context.Context {
+	ctx, _ := f.cancellable()
+	return ctx
+}
+
+func (f *Flight[K, S, V]) cancellable() (context.Context, context.CancelCauseFunc) {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	if f.ctx == nil {
+		f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(f.starter))
+	}
+	return f.ctx, f.cancel
+}
 
 // Cancel ends the flight's context; [context.Cause] then tells cause, or
 // [context.Canceled] if cause is nil. The first cause stays. Cancel only asks:
 // the waiters get whatever the function returns, and the key can still be joined
 // until then unless the flight is detached too.
-func (f *Flight[K, S, V]) Cancel(cause error) { f.cancel(cause) }
+func (f *Flight[K, S, V]) Cancel(cause error) {
+	_, cancel := f.cancellable()
+	cancel(cause)
+}
 
 // Detach closes the flight to newcomers: from its return on, callers of the key
 // start a flight of their own. Those who joined before still get this flight's

@@ -55,9 +55,9 @@ func (g *Group[K, S, V]) Join(ctx context.Context, key K, fn func(*Flight[K, S, 
 	return f, joined
 }
 
-// Open is [Group.Join] for work of many keys that is done elsewhere: a new flight
-// waits for whoever has opened it, who must end it by [Flight.Finish] or
-// [Flight.Run], one of them and once.
+// Open is [Group.Join] for work that is not, or not wholly, done in a goroutine of the
+// flight: a new flight waits for whoever has opened it, who must end it by
+// [Flight.Finish] or [Flight.Run], one of them and once.
 func (g *Group[K, S, V]) Open(ctx context.Context, key K) (f *Flight[K, S, V], joined bool) {
 	g.mu.Lock()
 	newest := g.flights[key]

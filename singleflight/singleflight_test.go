@@ -637,3 +637,49 @@ func TestProtectTurnsAPanicIntoAnError(t *testing.T) {
 		t.Errorf("without a panic Protect = %d, %v; want 1, boom", v, err)
 	}
 }
+
+func TestAnOpenedFlightWaitsForWhoeverFinishesIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g group
+		f, joined := g.Open(t.Context(), "k")
+		if joined {
+			t.Error("an empty group had a flight to join")
+		}
+		got := make(chan int, 1)
+		go func() {
+			v, joined, err := g.Do(t.Context(), "k", func(*flight) (int, error) { return 2, nil })
+			if !joined || err != nil {
+				t.Errorf("Do started a flight of its own (%v) or failed: %v", !joined, err)
+			}
+			got <- v
+		}()
+		synctest.Wait()
+		f.Finish(1, nil)
+		if v := <-got; v != 1 {
+			t.Errorf("who joined got %d", v)
+		}
+		if err := g.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAnOpenedFlightMayBeRunAfterAll(t *testing.T) {
+	var g group
+	f, _ := g.Open(t.Context(), "k")
+	f.Run(func(*flight) (int, error) { panic("boom") })
+	if _, err := f.Wait(t.Context()); err == nil || err.Error() != "panic: boom" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCancelReachesAContextThatIsAskedForLater(t *testing.T) {
+	var g group
+	f, _ := g.Open(t.Context(), "k")
+	defer f.Finish(0, nil)
+	cause := errors.New("why")
+	f.Cancel(cause)
+	if got := context.Cause(f.Context()); !errors.Is(got, cause) {
+		t.Errorf("the context ended with %v", got)
+	}
+}

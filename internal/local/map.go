@@ -2,18 +2,12 @@ package local
 
 import (
 	"hash/maphash"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/puzpuzpuz/xsync/v4"
 )
-
-// sampling is how many loads, hit or miss, stand behind one that the policy is
-// told of. Hits and misses must be sampled alike: the policy weighs a new key's
-// misses against the hits of those it would evict for it.
-const sampling = 16
 
 // A Map is one cache's part of a [Tier]. C is the content of an entry, shared by
 // everybody who loads it and never changed after it was stored.
@@ -35,14 +29,16 @@ func NewMap[C any](t *Tier) *Map[C] {
 // Load returns the content last stored for key, or nil. It does not allocate or
 // wait. Expiry is the content's: who finds an expired one deletes it.
 func (m *Map[C]) Load(key string) *C {
-	if rand.Uint32()%sampling == 0 {
-		m.tier.touch(m.hash(key))
-	}
 	if s, ok := m.index.Load(key); ok {
 		return s.content.Load()
 	}
 	return nil
 }
+
+// Touch tells the policy that key was asked for, found or not. It takes longer than a
+// Load: a sample of the Loads will do, if hits and misses are sampled alike. The policy
+// weighs a new key's misses against the hits of those it would evict for it.
+func (m *Map[C]) Touch(key string) { m.tier.touch(m.hash(key)) }
 
 // Store makes c the content of key at once, unless there is no room for it. cost
 // is the size of c in bytes; the key and the bookkeeping are added to it.

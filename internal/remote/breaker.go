@@ -50,6 +50,7 @@ const (
 type breaker struct {
 	store *Store
 	name  string // address of the Cluster's master; "" elsewhere
+	reads reads  // each master's own, so that a slow one keeps no other's waiting
 
 	down      atomic.Pointer[error] // why, as callers get it; nil while commands go there
 	heard     atomic.Int64          // when an answer came last, monotonic, to heardEvery
@@ -318,6 +319,7 @@ func (s *Store) route(ctx context.Context, key string) route {
 	b := s.masters[name]
 	if b == nil {
 		b = &breaker{store: s, name: name}
+		b.reads.server = b
 		s.masters[name] = b
 	}
 	return route{b, key}

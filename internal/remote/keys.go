@@ -13,24 +13,24 @@ type Keys struct {
 // field of its own, and the rest begins with '{' for a key that was wrapped in a
 // hash tag and with '=' for one that brought its own.
 func (s *Store) Keys(cache, key string) Keys {
-	suffix := ":" + cache + ":" + slotted(key)
-	return Keys{V: s.namespace + ":v" + suffix, B: s.namespace + ":b" + suffix}
+	before, key, after := slotted(key)
+	both := s.namespace + ":v:" + cache + before + key + after + s.namespace + ":b:" + cache + before + key + after
+	return Keys{V: both[:len(both)/2], B: both[len(both)/2:]} // one allocation
 }
 
-// slotted writes the user's key so that Redis Cluster always finds a non-empty
-// hash tag in it: the user's own if there is one, else the whole key, with the
-// bytes that could end or start a tag escaped.
-func slotted(key string) string {
-	if hasTag(key) {
-		return "=" + key
+// slotted writes the user's key, between two constants, so that Redis Cluster always
+// finds a non-empty hash tag in it: the user's own if there is one, else the whole key,
+// with the bytes that could end or start a tag escaped.
+func slotted(key string) (before, escaped, after string) {
+	switch {
+	case hasTag(key):
+		return ":=", key, ""
+	case key == "":
+		return ":{", "%", "}" // '%' never stands alone in an escaped key
+	case strings.ContainsAny(key, "%{}"):
+		key = escaper().Replace(key)
 	}
-	if key == "" {
-		return "{%}" // '%' never stands alone in an escaped key
-	}
-	if !strings.ContainsAny(key, "%{}") {
-		return "{" + key + "}"
-	}
-	return "{" + escaper().Replace(key) + "}"
+	return ":{", key, "}"
 }
 
 func escaper() *strings.Replacer {

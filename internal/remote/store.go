@@ -80,6 +80,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 	}
 	s.stop = sync.OnceFunc(func() { close(s.quit) })
 	s.server.store = s
+	s.server.reads.server = &s.server
 	return s
 }
 
@@ -154,9 +155,13 @@ var ErrWrongType = errors.New("herdgate: entry of a wrong Redis type")
 
 // Get reads an entry; nil without an error means that there is none.
 func (s *Store) Get(ctx context.Context, keys Keys) ([]byte, error) {
-	entry, err := guarded(ctx, s.route(ctx, keys.V), ordinary, func(ctx context.Context) ([]byte, error) {
-		return s.rdb.Get(ctx, keys.V).Bytes()
-	})
+	to := s.route(ctx, keys.V)
+	sent, err := to.allow(ordinary)
+	if err != nil {
+		return nil, err
+	}
+	entry, err := to.reads.get(ctx, keys.V)
+	to.done(ctx, sent, err)
 	switch {
 	case errors.Is(err, redis.Nil):
 		return nil, nil

@@ -1,0 +1,271 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// maxLanes is how many GETs, or pipelines of GETs, are out at a time for one server.
+	maxLanes = 2
+	// maxTogether is how many GETs go in one pipeline.
+	maxTogether = 128
+	// stallPart is the part of the timeout after which a lane that is not back counts as
+	// stalled: another one is opened beside it.
+	stallPart = 10
+)
+
+// reads sends GETs to one server. As many as there are lanes go at once and alone; what
+// comes while all lanes are out waits for the first that is back, and goes in one
+// pipeline. So a single caller pays one GET, and each of a crowd a small part of one.
+//
+// A read that has no answer at the store's timeout is given up on, whatever the client
+// does, and so is a lane that is not back by then. Long before, lanes that stall, of a
+// connection that lost a packet, have been joined by others: at most maxLanes in each
+// tenth of the timeout.
+type reads struct {
+	server *breaker
+	used   sync.Pool // of *reading
+
+	mu      sync.Mutex // protects the fields below, and the fields of others that say so
+	waiting []*reading
+	lanes   []*lane // those under way
+	idle    []*lane
+	watched bool // the watch is set
+}
+
+// reading is one GET.
+type reading struct {
+	ctx   context.Context //nolint:containedctx // lends its values to the command
+	key   string
+	since time.Time // protected by reads.mu
+
+	// over is set by who ends the reading: its lane or the watch, which then write the
+	// outcome, and the token into done, which has room for it; or a caller who leaves.
+	over  atomic.Bool
+	done  chan struct{}
+	entry []byte
+	err   error
+}
+
+// lane sends one batch after the other while there is something to send.
+type lane struct {
+	batch []*reading    // protected by reads.mu
+	since time.Time     // when the batch was sent; protected by reads.mu
+	lost  chan struct{} // closed when the lane is given up on
+}
+
+// lent is the context of a batch: that of its lane, with the values of a call. A
+// client heeds it while it waits for a connection, dials, or is about to try again.
+type lent struct {
+	*lane
+
+	values context.Context //nolint:containedctx // it is one itself
+}
+
+// Deadline implements context.Context.
+func (lent) Deadline() (deadline time.Time, ok bool) { return deadline, false }
+
+// Done implements context.Context.
+func (l lent) Done() <-chan struct{} { return l.lost }
+
+// Err implements context.Context.
+func (l lent) Err() error {
+	select {
+	case <-l.lost:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// Value implements context.Context.
+func (l lent) Value(key any) any { return l.values.Value(key) }
+
+// get reads a key; redis.Nil if it is not there.
+func (rs *reads) get(ctx context.Context, key string) ([]byte, error) {
+	r, _ := rs.used.Get().(*reading)
+	if r == nil {
+		r = &reading{done: make(chan struct{}, 1)}
+	}
+	rs.send(ctx, r, key)
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		r.over.Store(true) // if it waits, it need not be sent
+		return nil, context.Cause(ctx)
+	}
+	entry, err := r.entry, r.err
+	if !errors.Is(err, rs.server.store.silent) { // else its lane still knows it
+		r.ctx, r.entry, r.err = nil, nil, nil
+		r.over.Store(false)
+		rs.used.Put(r)
+	}
+	return entry, err
+}
+
+func (rs *reads) send(ctx context.Context, r *reading, key string) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	r.ctx, r.key, r.since = ctx, key, time.Now()
+	rs.waiting = append(rs.waiting, r)
+	rs.open() //nolint:contextcheck // a lane has its own, with the values of the calls
+	if !rs.watched {
+		rs.watched = true
+		time.AfterFunc(rs.stall(), rs.watch)
+	}
+}
+
+// open sends what waits if there is a lane for it. The caller holds mu.
+func (rs *reads) open() {
+	if len(rs.waiting) == 0 || len(rs.lanes) >= maxLanes && rs.moving() >= maxLanes {
+		return
+	}
+	l := &lane{lost: make(chan struct{})}
+	if n := len(rs.idle); n > 0 {
+		l, rs.idle = rs.idle[n-1], rs.idle[:n-1]
+	}
+	if rs.fill(l); len(l.batch) == 0 { // the callers of all that waited have left
+		rs.idle = append(rs.idle, l)
+		return
+	}
+	rs.lanes = append(rs.lanes, l)
+	rs.server.store.calls.Add(1)
+	go rs.run(l)
+}
+
+// moving is the number of lanes that do not stall. The caller holds mu.
+func (rs *reads) moving() (n int) {
+	now := time.Now()
+	for _, l := range rs.lanes {
+		if now.Sub(l.since) < rs.stall() {
+			n++
+		}
+	}
+	return n
+}
+
+func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallPart }
+
+func (rs *reads) run(l *lane) {
+	defer rs.server.store.calls.Done()
+	for more := true; more; more = rs.next(l) {
+		rs.ask(l)
+		runtime.Gosched() // who has got an answer may have another question: it goes along
+	}
+}
+
+// next gives a lane that is back another batch. It is false if there is none, or if the
+// lane was given up on.
+func (rs *reads) next(l *lane) bool {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	i := slices.Index(rs.lanes, l)
+	if i < 0 {
+		rs.server.hung.Add(-1)
+		return false
+	}
+	if len(rs.lanes) <= maxLanes { // else others have taken its place
+		if rs.fill(l); len(l.batch) > 0 {
+			return true
+		}
+	}
+	rs.lanes = slices.Delete(rs.lanes, i, i+1)
+	rs.idle = append(rs.idle, l)
+	return false
+}
+
+// fill gives a lane a batch out of what waits. The caller holds mu.
+func (rs *reads) fill(l *lane) {
+	l.since, l.batch = time.Now(), l.batch[:0]
+	n := 0
+	for _, r := range rs.waiting {
+		if len(l.batch) == maxTogether {
+			break
+		}
+		if n++; !r.over.Load() {
+			l.batch = append(l.batch, r)
+		}
+	}
+	rs.waiting = slices.Delete(rs.waiting, 0, n)
+}
+
+// watch gives up on what is overdue. It is called again when the next may be.
+func (rs *reads) watch() {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	now, rest := time.Now(), rs.stall()
+	overdue := func(since time.Time) bool {
+		left := rs.server.store.timeout - now.Sub(since)
+		if left > 0 {
+			rest = min(rest, left)
+		}
+		return left <= 0
+	}
+	end := func(r *reading) bool {
+		if !r.over.Load() && overdue(r.since) {
+			r.end(nil, rs.server.store.silent)
+		}
+		return r.over.Load()
+	}
+	rs.waiting = slices.DeleteFunc(rs.waiting, end)
+	rs.lanes = slices.DeleteFunc(rs.lanes, func(l *lane) bool {
+		for _, r := range l.batch {
+			end(r)
+		}
+		late := overdue(l.since)
+		if late {
+			close(l.lost)
+			rs.server.hung.Add(1)
+		}
+		return late
+	})
+	rs.open()
+	if rs.watched = len(rs.lanes) > 0; rs.watched {
+		time.AfterFunc(rest, rs.watch)
+	}
+}
+
+// ask sends a lane's batch and hands out the answers.
+func (rs *reads) ask(l *lane) {
+	batch := l.batch // only its own goroutine gives it another
+	var ctx context.Context = lent{l, batch[0].ctx}
+	if len(batch) == 1 {
+		rs.alone(ctx, batch[0])
+		return
+	}
+	pipe := rs.server.store.rdb.Pipeline()
+	gets := make([]*redis.StringCmd, len(batch))
+	for i, r := range batch {
+		gets[i] = pipe.Get(ctx, r.key)
+	}
+	_, failed := pipe.Exec(ctx)
+	for i, r := range batch {
+		v, err := gets[i].Bytes()
+		if failed != nil && err == nil && len(v) == 0 {
+			rs.alone(ctx, r) // the client has not sent it: it cannot pipeline
+			continue
+		}
+		r.end(v, err)
+	}
+}
+
+func (rs *reads) alone(ctx context.Context, r *reading) {
+	v, err := rs.server.store.rdb.Get(ctx, r.key).Bytes()
+	r.end(v, err)
+}
+
+// end ends the reading, if it has not ended.
+func (r *reading) end(entry []byte, err error) {
+	if r.over.CompareAndSwap(false, true) {
+		r.entry, r.err = entry, err
+		r.done <- struct{}{}
+	}
+}

@@ -1,0 +1,358 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/internal/testutil"
+)
+
+// gets is a client that holds GETs back while it is told to, and counts them.
+type gets struct {
+	hold      atomic.Pointer[chan struct{}] // nil: it does not
+	refuse    error                         // what becomes of pipelines, if not nil
+	alone     atomic.Int64
+	pipelines atomic.Int64
+	piped     atomic.Int64 // GETs in them
+}
+
+func (g *gets) block() (release func()) {
+	held := make(chan struct{})
+	g.hold.Store(&held)
+	return func() {
+		g.hold.Store(nil)
+		close(held)
+	}
+}
+
+func (g *gets) wait() {
+	if held := g.hold.Load(); held != nil {
+		<-*held
+	}
+}
+
+func (*gets) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (g *gets) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "get" {
+			g.alone.Add(1)
+			g.wait()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (g *gets) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		g.pipelines.Add(1)
+		g.piped.Add(int64(len(cmds)))
+		if g.refuse != nil {
+			return g.refuse
+		}
+		g.wait()
+		return next(ctx, cmds)
+	}
+}
+
+// heldReads runs a test in virtual time whose client holds GETs back as it is told.
+// Key n has the entry n.
+func heldReads(t *testing.T, test func(t *testing.T, s *Store, g *gets)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		_, client := testutil.NewBubbleRedis(t)
+		rdb := client()
+		s := newStore(rdb)
+		for n := range 200 {
+			must(t, rdb.Set(t.Context(), s.Keys("c", strconv.Itoa(n)).V, entryOf(n), 0).Err())
+		}
+		g := &gets{}
+		rdb.AddHook(g)
+		test(t, s, g)
+		must(t, s.Wait(t.Context()))
+	})
+}
+
+func entryOf(n int) string { return "entry of " + strconv.Itoa(n) }
+
+// ask reads key n and says what is wrong with what it gets.
+func ask(ctx context.Context, s *Store, n int) error {
+	key := s.Keys("c", strconv.Itoa(n)).V
+	entry, err := s.route(ctx, key).reads.get(ctx, key) // whatever the breaker thinks of the server
+	if err == nil && string(entry) != entryOf(n) {
+		err = fmt.Errorf("key %d has %q", n, entry)
+	}
+	return err
+}
+
+// askedTogether reads the keys from 0 on at the same time, and returns when all are done or wait.
+func askedTogether(t *testing.T, s *Store, n int) (outcomes []error, wg *sync.WaitGroup) {
+	t.Helper()
+	wg = &sync.WaitGroup{}
+	outcomes = make([]error, n)
+	for i := range n {
+		wg.Go(func() { outcomes[i] = ask(t.Context(), s, i) })
+	}
+	synctest.Wait()
+	return outcomes, wg
+}
+
+func TestReadsThatComeWhileAllLanesAreOutShareAPipeline(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		release := g.block()
+		outcomes, wg := askedTogether(t, s, maxLanes+50)
+		if g.alone.Load() != maxLanes || g.pipelines.Load() != 0 {
+			t.Errorf("%d GETs and %d pipelines are out, want %d and none", g.alone.Load(), g.pipelines.Load(), maxLanes)
+		}
+		release()
+		wg.Wait()
+		must(t, errors.Join(outcomes...))
+		if g.alone.Load() != maxLanes || g.pipelines.Load() != 1 || g.piped.Load() != 50 {
+			t.Errorf("%d GETs and %d pipelines of %d were sent, want %d and one of 50", g.alone.Load(), g.pipelines.Load(), g.piped.Load(), maxLanes)
+		}
+	})
+}
+
+func TestAPipelineOfReadsIsLimited(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		release := g.block()
+		outcomes, wg := askedTogether(t, s, maxLanes+maxTogether+10)
+		release()
+		wg.Wait()
+		must(t, errors.Join(outcomes...))
+		if g.pipelines.Load() != 2 {
+			t.Errorf("%d pipelines of %d reads in all", g.pipelines.Load(), g.piped.Load())
+		}
+	})
+}
+
+// Of reads that wait for a lane, too: the lanes hang, and so would those after them.
+func TestEveryReadEndsAtTheTimeoutThoughTheClientHangs(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		release := g.block()
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * s.timeout / 7)
+				begin := time.Now()
+				if err := ask(t.Context(), s, i); !errors.Is(err, ErrNoAnswer) || time.Since(begin) != s.timeout {
+					t.Errorf("a read that began after %v ended after %v with %v", begin.Sub(start), time.Since(begin), err)
+				}
+			})
+		}
+		wg.Wait()
+		release()
+	})
+}
+
+func TestLanesThatStallAreJoinedByOthers(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		release := g.block()
+		_, hung := askedTogether(t, s, maxLanes)
+		g.hold.Store(nil) // those that are out hang on
+		start := time.Now()
+		outcomes, wg := askedTogether(t, s, 5)
+		wg.Wait()
+		must(t, errors.Join(outcomes...))
+		if d := time.Since(start); d != s.timeout/stallPart {
+			t.Errorf("reads waited %v for lanes that stall", d)
+		}
+		hung.Wait()
+		release()
+	})
+}
+
+// What comes late of a read that was given up on must not reach those after it.
+func TestALateAnswerIsNobodysElse(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		release := g.block()
+		_, late := askedTogether(t, s, maxLanes)
+		late.Wait()
+		releaseOthers := g.block()
+		others := make([]error, 10)
+		var wg sync.WaitGroup
+		for i := range others {
+			wg.Go(func() { others[i] = ask(t.Context(), s, 100+i) })
+		}
+		synctest.Wait()
+		release()
+		synctest.Wait()
+		releaseOthers()
+		wg.Wait()
+		must(t, errors.Join(others...))
+	})
+}
+
+func TestAReadEndsWithItsOwnCaller(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		release := g.block()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var wg sync.WaitGroup
+		gone := errors.New("gone")
+		for i := range maxLanes + 1 { // one waits for a lane
+			wg.Go(func() {
+				if err := ask(ctx, s, i); !errors.Is(err, gone) {
+					t.Errorf("a read of a caller that has gone: %v", err)
+				}
+			})
+		}
+		outcomes, others := askedTogether(t, s, 3)
+		cancel(gone)
+		wg.Wait()
+		release()
+		others.Wait()
+		must(t, errors.Join(outcomes...))
+	})
+}
+
+func TestAReadWhoseCallerHasLeftIsNotSent(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		release := g.block()
+		outcomes, wg := askedTogether(t, s, maxLanes)
+		ctx, cancel := context.WithCancel(t.Context())
+		for i := range 5 {
+			wg.Go(func() { _ = ask(ctx, s, i) })
+		}
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		release()
+		wg.Wait()
+		must(t, errors.Join(outcomes...))
+		if n := g.alone.Load() + g.piped.Load(); n != maxLanes {
+			t.Errorf("%d GETs were sent, want %d", n, maxLanes)
+		}
+	})
+}
+
+func TestAClientThatCannotPipelineReadsOneByOne(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		g.refuse = errors.New("no pipelines here")
+		release := g.block()
+		outcomes, wg := askedTogether(t, s, maxLanes+10)
+		release()
+		wg.Wait()
+		must(t, errors.Join(outcomes...))
+	})
+}
+
+func TestOneBadKeyDoesNotSpoilItsPipeline(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, g *gets) {
+		list := s.Keys("c", "list")
+		must(t, s.rdb.RPush(t.Context(), list.V, "x").Err())
+		release := g.block()
+		outcomes, wg := askedTogether(t, s, maxLanes+5)
+		var wrong, absent error
+		var entry []byte
+		wg.Go(func() { _, wrong = s.Get(t.Context(), list) })
+		wg.Go(func() { entry, absent = s.Get(t.Context(), s.Keys("c", "absent")) })
+		synctest.Wait()
+		release()
+		wg.Wait()
+		must(t, errors.Join(outcomes...))
+		if !errors.Is(wrong, ErrWrongType) || entry != nil || absent != nil || g.pipelines.Load() != 1 {
+			t.Errorf("a list: %v; an absent key: %q, %v; %d pipelines", wrong, entry, absent, g.pipelines.Load())
+		}
+	})
+}
+
+type valueKey struct{}
+
+func TestAReadLendsItsValuesToTheCommand(t *testing.T) {
+	heldReads(t, func(t *testing.T, s *Store, _ *gets) {
+		var seen any
+		var ended error
+		s.rdb.AddHook(spying(func(ctx context.Context) { seen, ended = ctx.Value(valueKey{}), ctx.Err() }))
+		must(t, ask(context.WithValue(t.Context(), valueKey{}, "span"), s, 1))
+		if seen != "span" || ended != nil {
+			t.Errorf("the client was given a context with %v that had ended with %v", seen, ended)
+		}
+	})
+}
+
+// spying looks at the context of commands.
+type spying func(context.Context)
+
+func (spying) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (spy spying) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		spy(ctx)
+		return next(ctx, cmd)
+	}
+}
+
+func (spying) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestACutConnectionEndsAllReadsOfItsBatchAndNoneIsLostOrCrossed(t *testing.T) {
+	t.Parallel()
+	behindProxy(t, func(t *wire) {
+		const keys, readers = 50, 64
+		for n := range keys {
+			must(t, t.direct.Set(t.Context(), t.store.Keys("c", strconv.Itoa(n)).V, entryOf(n), 0).Err())
+		}
+		var wg sync.WaitGroup
+		var failed, done atomic.Int64
+		for reader := range readers {
+			wg.Go(func() {
+				for i := range 100 {
+					n := (reader + i) % keys
+					entry, err := t.store.Get(t.Context(), t.store.Keys("c", strconv.Itoa(n)))
+					switch {
+					case err != nil:
+						failed.Add(1)
+					case string(entry) != entryOf(n):
+						t.Errorf("key %d has %q", n, entry)
+					}
+					if done.Add(1) == readers*50 {
+						t.proxy.Cut()
+						t.proxy.Resume()
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if n := failed.Load(); n > readers*100/2 {
+			t.Errorf("%d of %d reads failed for one cut", n, readers*100)
+		}
+	})
+}
+
+func TestReadsOfAClusterAreNotCrossed(t *testing.T) {
+	t.Parallel()
+	rdb := testutil.StartCluster(t).Client(t)
+	s := NewStore(rdb, "test", "here", 10*time.Second)
+	const keys = 200
+	for n := range keys {
+		must(t, rdb.Set(t.Context(), s.Keys("c", strconv.Itoa(n)).V, entryOf(n), 0).Err())
+	}
+	if _, err := s.Get(t.Context(), s.Keys("c", "0")); err != nil { // learns the masters
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for reader := range 50 {
+		wg.Go(func() {
+			for i := range 40 {
+				if err := ask(t.Context(), s, (reader*37+i)%keys); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(s.masters); n != 3 {
+		t.Errorf("the reads went by %d masters, want 3", n)
+	}
+}
