@@ -142,6 +142,7 @@ func TestAfterALossOnTheBusNoCopyIsFreshUnchecked(t *testing.T) { // I9, C11
 	}
 	proxy.Resume()
 	testutil.Eventually(t, 10*time.Second, func() bool { return confirmed.Load() > 1 }, "the bus is confirmed again")
+	isUp(t, g, true) // until a probe is answered, the old value is served as stale
 	if v := get(t, a, "k"); v != "new" {
 		t.Errorf("got %q after the gap", v)
 	}
