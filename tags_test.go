@@ -141,6 +141,7 @@ func TestAGenerationKeyThatWasLostInvalidatesAndNoMore(t *testing.T) {
 		a, b := newCache(w.T, w.gate(), o.load, policy), newCache(w.T, w.gate(), o.load, policy)
 		get(w.T, a, "k")
 		get(w.T, b, "k")
+		w.pass(10 * time.Millisecond) // a new generation is of another time
 		if err := w.connect().Del(w.Context(), "test:g:things").Err(); err != nil {
 			w.Fatal(err)
 		}

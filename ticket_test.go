@@ -67,6 +67,11 @@ func held(t *testing.T, command string, test func(w *world, a, changer *herdgate
 				if command == "get" {
 					get(w.T, b, "k")
 				}
+				for _, c := range []*herdgate.Cache[string]{a, b} {
+					if _, _, err := c.Peek(w.Context(), "nothing"); err != nil { // the generation is known
+						w.Fatal(err)
+					}
+				}
 				h.arm()
 				first := make(chan string, 1)
 				go func() { first <- get(w.T, a, "k") }()
