@@ -171,7 +171,7 @@ func errorKind(err error) string {
 
 // Change is a change of the key.
 type Change struct {
-	Op      string // "set", "delete" or "expire"
+	Op      string // "set", "delete", "expire", "clear", or "tags" for the tags of the policy
 	Version int    // "set": of the new value
 }
 
@@ -184,6 +184,10 @@ func (s *service) Change(c Change, _ *struct{}) error {
 		return s.cache.Delete(s.ctx, fleetKey)
 	case "expire":
 		return s.cache.Expire(s.ctx, fleetKey)
+	case "clear":
+		return s.cache.Clear(s.ctx)
+	case "tags":
+		return s.cache.InvalidateTags(s.ctx, s.Policy.Tags...)
 	}
 	return fmt.Errorf("no change %q", c.Op)
 }
