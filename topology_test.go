@@ -272,7 +272,7 @@ func TestAMasterOfAClusterDiesAndNoCallFails(t *testing.T) { // I6
 // aclRules are all that a gate needs of Redis, as docs/acl.md has them. %[1]s is the
 // namespace.
 const (
-	aclRules        = "~%[1]s:* &%[1]s:* +get +set +del +setrange +pexpire +pttl +time +publish +subscribe +evalsha +eval +script|load"
+	aclRules        = "~%[1]s:* &%[1]s:* +get +mget +set +del +setrange +pexpire +pttl +time +publish +subscribe +evalsha +eval +script|load"
 	aclClusterRules = aclRules + " +cluster|slots +command"
 )
 
@@ -332,6 +332,7 @@ func testRights(t *testing.T, servers []*testutil.Redis, connect func() redis.Un
 			"invalidate tags": func() error { return c.InvalidateTags(t.Context(), "all") },
 			"clear":           func() error { return c.Clear(t.Context()) },
 			"refresh":         func() error { _, err := c.Refresh(t.Context(), "k"); return err },
+			"get many":        func() error { _, err := c.GetMany(t.Context(), []string{"k", "n1", "n2"}); return err },
 			"peek":            func() error { _, _, err := c.Peek(t.Context(), "m"); return err },
 		} {
 			if err := call(); err != nil {
