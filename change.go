@@ -57,9 +57,9 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...Entr
 // Delete removes keys, as many as named, so that the next call of each loads it
 // anew. Call it after the source was changed, with a context that does not end with
 // the request that changed it. It does what it can: the error joins a *[ChangeError]
-// of each key that failed, and until a Delete of the key succeeds its old value can
-// be served for what is left of its lifetime, also by this process; Delete may be
-// called again. Keys are deleted side by side, 16 at a time, each within twice
+// of each key that failed. One that matches ErrJournaled is made when Redis is back;
+// for any other the old value can be served for what is left of its lifetime, also by
+// this process, until a Delete succeeds: call it again. Keys are deleted side by side, 16 at a time, each within twice
 // RedisTimeout. See Set for what a nil error promises.
 func (c *Cache[V]) Delete(ctx context.Context, keys ...string) error {
 	if len(keys) == 1 {

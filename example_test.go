@@ -362,7 +362,7 @@ func ExampleCache_Keep() {
 		return 1.08, nil
 	}, herdgate.Policy{TTL: time.Minute, EarlyFraction: 0.8})
 
-	// Loaded now, and after 48 s of each minute by one instance of the fleet, until
+	// Loaded in a moment, and after 48 s of each minute by one instance of the fleet, until
 	// nobody has read it here for a day.
 	if err := rates.Keep(ctx, 24*time.Hour, "EUR/USD"); err != nil {
 		log.Fatal(err)

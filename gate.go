@@ -158,8 +158,10 @@ func refused(err error) bool {
 // and refreshes that run may finish and commit for at most 5 s, or until ctx ends;
 // then their loaders are cancelled and their leases released. A Redis client that
 // hangs may take as long again to let go of its commands. Close returns nil
-// when nothing of the gate runs any more, otherwise an error that says what still
-// does: a loader that ignores its context, or a command that the client holds on to.
+// when nothing of the gate runs any more and no change is left to be made, otherwise an
+// error that says what still runs (a loader that ignores its context, a command that the
+// client holds on to), or that matches [ErrJournaled]: changes that Redis has not got are
+// lost then, and should be made by somebody else.
 // Further calls do nothing and return what the first returned.
 func (g *Gate) Close(ctx context.Context) error {
 	g.closeOnce.Do(func() { g.closeErr = g.close(ctx) })
@@ -223,7 +225,7 @@ func (g *Gate) close(ctx context.Context) error {
 		err = fmt.Errorf("herdgate: closed while loaders or Redis commands did not end: %w", err)
 	}
 	if n := g.journal.len(); n > 0 {
-		err = errors.Join(err, fmt.Errorf("herdgate: closed with changes that Redis has not got (%d): %w", n, ErrJournaled))
+		err = errors.Join(err, &lostChanges{n})
 	}
 	return err
 }

@@ -17,7 +17,8 @@ import (
 // The early point comes from EarlyBeta or EarlyFraction: without either it is the end of
 // the TTL, and a key is not refreshed before that. A key whose load fails is tried again
 // when its back-off ends. Keep returns ErrNoLoader if a key has none, ErrClosed, or a
-// *[ConfigError]; then it keeps none of the keys. ctx lends its values to the loads.
+// *[ConfigError]; then it keeps none of the keys. It does not wait for the first loads:
+// [Cache.Warm] does. ctx lends its values to the loads.
 func (c *Cache[V]) Keep(ctx context.Context, idle time.Duration, keys ...string) error {
 	if idle < 0 {
 		return &ConfigError{Field: "idle", Value: idle, Want: "a positive duration, or 0 for no end"}

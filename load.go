@@ -124,9 +124,15 @@ func (c *Cache[V]) judge(got *loaded[V], key string, p *plan[V], old *copied[V],
 		got.err = fmt.Errorf("%w (%v): %w", ErrLoadTimeout, p.policy.LoadTimeout, got.err)
 	}
 	c.events.emit(Event{Kind: EventLoad, Key: key, Duration: got.took, Err: got.err})
-	if got.err != nil && !got.missing {
+	if got.err != nil && !got.missing && !withdrawn(cause) {
 		c.events.emit(Event{Kind: EventLoadFailed, Key: key, Duration: got.took, Err: got.err})
 	}
+}
+
+// withdrawn reports whether a loader's context ended for no fault of its own: its key
+// has changed, its lease was lost, or the gate closes.
+func withdrawn(cause error) bool {
+	return errors.Is(cause, ErrRevoked) || errors.Is(cause, lock.ErrLost) || errors.Is(cause, ErrClosed)
 }
 
 // unlocked loads without the lease, when a slot is free in time. What it returns is

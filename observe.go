@@ -41,7 +41,8 @@ const (
 	// EventLoad: a loader ended, or was abandoned; for a BatchLoader once for each of its
 	// keys [Key, Duration, Err].
 	EventLoad
-	// EventLoadFailed: that loader failed; a not-found is no failure [Key, Duration, Err].
+	// EventLoadFailed: that loader failed; a not-found is no failure, nor one that ended
+	// because its key has changed, its lease was lost, or the gate closes [Key, Duration, Err].
 	EventLoadFailed
 	// EventAbandoned: a loader did not return when its context ended [Key].
 	EventAbandoned

@@ -42,8 +42,8 @@ type Options struct {
 	// in up to 16 MiB until it is back.
 	LocalBytes int64
 
-	// AcceptJournaled makes Set, Delete and Expire return nil, and not ErrJournaled, for a
-	// change that Redis has not got, and that is made once it answers. It is for callers
+	// AcceptJournaled makes Set, Delete, Expire, Clear and InvalidateTags return nil, and
+	// not ErrJournaled, for a change that Redis has not got, and that is made once it answers. It is for callers
 	// who would do nothing but go on. Default false.
 	AcceptJournaled bool
 

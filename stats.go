@@ -51,8 +51,8 @@ type Stats struct {
 	BusConfirmed  uint64 // times that the subscription was confirmed; gate only
 	RedisDown     uint64 // times that a server was found down; gate only
 	RedisUp       uint64 // times that one was found to be back; gate only
-	Journaled     uint64 // keys whose change waits until Redis is back
-	Replayed      uint64 // those that were changed then
+	Journaled     uint64 // changes that wait until Redis is back
+	Replayed      uint64 // what was made of them then: those of one key, or of one cache's tags, are made as one
 	JournalFull   uint64 // times that there were too many of them
 }
 

@@ -32,8 +32,17 @@ func (s *shop) watching(flags ...string) (out, notes *lines, stop func()) {
 	return out, notes, stop
 }
 
+// begin gives caches a generation, which is told to everybody, before anything is watched.
+func (s *shop) begin(caches ...string) {
+	s.Helper()
+	for _, cache := range caches {
+		s.must(s.rdb.Set(s.Context(), "shop:g:"+cache, "1", 0).Err())
+	}
+}
+
 func TestWatchPrintsWhatServicesTellEachOther(t *testing.T) {
 	s := newShop(t)
+	s.begin("product", "other")
 	out, _, stop := s.watching()
 	gate := s.gate()
 	cache := newCache[product](t, gate, nil, steady())
@@ -53,6 +62,7 @@ func TestWatchPrintsWhatServicesTellEachOther(t *testing.T) {
 
 func TestWatchShowsOneCacheAndHeartbeatsInJSON(t *testing.T) {
 	s := newShop(t)
+	s.begin("product", "other")
 	out, _, stop := s.watching("-json", "-beats", "-cache", "product")
 	gate := s.gate()
 	cache := newCache[product](t, gate, nil, steady())
