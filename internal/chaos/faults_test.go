@@ -250,6 +250,11 @@ func script(request []byte) bool {
 	return testutil.Command("evalsha", "eval")(request)
 }
 
+// ending matches the calls that end a lease: they bring a wake-up.
+func ending(request []byte) bool {
+	return script(request) && bytes.Contains(request, []byte("\r\nW cache"))
+}
+
 // repeatable matches the calls of scripts that a client may send twice: not a Set.
 func repeatable(request []byte) bool {
 	return script(request) && !bytes.Contains(request, []byte("\r\nset\r\n"))
@@ -302,9 +307,12 @@ func (f *fleet) faultOf(p *place) (kind string) {
 		return matched("replies lost", func() { p.proxy.SwallowReplies(match, few) }, nothing)
 	case 7:
 		return matched("requests duplicated", func() { p.proxy.DuplicateRequests(repeatable, 10*few) }, nothing)
-	case 8, 9:
+	case 8:
 		var release func()
 		return matched("requests held", func() { release = p.proxy.HoldRequests(match, few) }, func() { release() })
+	case 9:
+		var release func()
+		return matched("commits held", func() { release = p.proxy.HoldRequests(ending, 5*few) }, func() { release() })
 	case 10:
 		return matched("requests lost", func() { p.proxy.DropRequests(match, few) }, nothing)
 	default:

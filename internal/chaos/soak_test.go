@@ -52,7 +52,7 @@ func TestNothingGrowsWithTheNumberOfCalls(t *testing.T) { // I10
 		callers  = 16
 		lifetime = 300 * time.Millisecond
 	)
-	calls := soakOps(t, 60_000)
+	calls := soakOps(t, 12_000)
 	population := min(calls/20, 100_000)
 	server := testutil.StartRedis(t)
 	admin := server.Client(t)
