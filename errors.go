@@ -130,17 +130,17 @@ func (e *BackoffError) Error() string {
 // Is reports whether target is ErrBackoff.
 func (*BackoffError) Is(target error) bool { return target == ErrBackoff }
 
-// lostChanges is what Close returns if Redis has not got some changes. It matches
+// lostChangesError is what Close returns if Redis has not got some changes. It matches
 // ErrJournaled, whose text would promise that they are still made.
-type lostChanges struct{ n int }
+type lostChangesError struct{ n int }
 
 // Error implements error.
-func (e *lostChanges) Error() string {
+func (e *lostChangesError) Error() string {
 	return fmt.Sprintf("herdgate: closed with %d changes that Redis has not got: they are lost", e.n)
 }
 
 // Is reports whether target is ErrJournaled.
-func (*lostChanges) Is(target error) bool { return target == ErrJournaled }
+func (*lostChangesError) Is(target error) bool { return target == ErrJournaled }
 
 // ChangeError says that a change, of one key but for a Clear or tags, failed. One that
 // matches [ErrJournaled] will be made once Redis answers; any other was not made, and

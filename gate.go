@@ -225,7 +225,7 @@ func (g *Gate) close(ctx context.Context) error {
 		err = fmt.Errorf("herdgate: closed while loaders or Redis commands did not end: %w", err)
 	}
 	if n := g.journal.len(); n > 0 {
-		err = errors.Join(err, &lostChanges{n})
+		err = errors.Join(err, &lostChangesError{n})
 	}
 	return err
 }
