@@ -193,6 +193,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.changes{herdgate.cache=product,herdgate.result=journaled}":      31,
 		"herdgate.replays{herdgate.cache=product}":                                32,
 		"herdgate.journal.overflows{herdgate.cache=product}":                      33,
+
 		"herdgate.redis.down{}":    1,
 		"herdgate.redis.outages{}": 2,
 		"herdgate.bus.connected{}": 1,
