@@ -419,54 +419,61 @@ func TestAValueReadBeforeAClearOrATagsInvalidationIsNotUsedAfterIt(t *testing.T)
 		"tags":  func(ctx context.Context, c *herdgate.Cache[string]) error { return c.InvalidateTags(ctx, "k") },
 	} {
 		for _, command := range []string{"get", "evalsha"} {
-			for _, who := range []string{"the same instance", "another instance"} {
-				t.Run(what+"/"+command+"/"+who, func(t *testing.T) {
-					virtually(t, func(w *world) {
-						h := newHolding(command)
-						o := newOrigin(0)
-						policy := herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour, MinRebuildInterval: time.Millisecond}
-						a := newRich(w.T, w.gate(func(o *herdgate.Options) {
-							o.Redis.AddHook(h)
-							o.RedisTimeout = time.Minute
-						}), tagged(o), policy)
-						b := newRich(w.T, w.gate(), tagged(o), policy)
-						if command == "get" {
-							get(w.T, b, "k")
-						}
-						// What is not asked for again: generation, time, and the tag's number.
-						if err := a.Set(w.Context(), "k2", "v", herdgate.EntryTags("k")); err != nil {
-							w.Fatal(err)
-						}
-						get(w.T, a, "k2")
-						h.arm()
-						first := make(chan string, 1)
-						go func() { first <- get(w.T, a, "k") }()
-						synctest.Wait()
-						h.disarm()
-						changer := map[string]*herdgate.Cache[string]{"the same instance": a, "another instance": b}[who]
-						if err := change(w.Context(), changer); err != nil {
-							w.Fatal(err)
-						}
-						synctest.Wait() // the message has arrived
-						second := make(chan string, 1)
-						go func() { second <- get(w.T, a, "k") }()
-						synctest.Wait()
-						h.release()
-						old := "k#1"
-						if v := <-second; v == old && command == "get" {
-							w.Errorf("who asked after it got %q", v)
-						}
-						<-first
-						for range 2 {
-							if v := get(w.T, a, "k"); v == old && command == "get" {
-								w.Errorf("then %q", v)
+			for _, asks := range []bool{true, false} { // whether somebody asks before the reply comes
+				for _, who := range []string{"the same instance", "another instance"} {
+					t.Run(fmt.Sprintf("%s/%s/%s/%v", what, command, who, asks), func(t *testing.T) {
+						virtually(t, func(w *world) {
+							h := newHolding(command)
+							o := newOrigin(0)
+							policy := herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour, MinRebuildInterval: time.Millisecond}
+							a := newRich(w.T, w.gate(func(o *herdgate.Options) {
+								o.Redis.AddHook(h)
+								o.RedisTimeout = time.Minute
+							}), tagged(o), policy)
+							b := newRich(w.T, w.gate(), tagged(o), policy)
+							if command == "get" {
+								get(w.T, b, "k")
 							}
-						}
-						if v, w2 := get(w.T, a, "k"), get(w.T, b, "k"); v != w2 {
-							w.Errorf("one instance reads %q, the other %q", v, w2)
-						}
+							// What is not asked for again: generation, time, and the tag's number.
+							if err := a.Set(w.Context(), "k2", "v", herdgate.EntryTags("k")); err != nil {
+								w.Fatal(err)
+							}
+							get(w.T, a, "k2")
+							h.arm()
+							first := make(chan string, 1)
+							go func() { first <- get(w.T, a, "k") }()
+							synctest.Wait()
+							h.disarm()
+							changer := map[string]*herdgate.Cache[string]{"the same instance": a, "another instance": b}[who]
+							if err := change(w.Context(), changer); err != nil {
+								w.Fatal(err)
+							}
+							synctest.Wait() // the message has arrived
+							old := "k#1"
+							second := make(chan string, 1)
+							if asks {
+								go func() { second <- get(w.T, a, "k") }()
+								synctest.Wait()
+							}
+							h.release()
+							<-first
+							if !asks {
+								second <- get(w.T, a, "k")
+							}
+							if v := <-second; v == old && command == "get" {
+								w.Errorf("who asked after it got %q", v)
+							}
+							for range 2 {
+								if v := get(w.T, a, "k"); v == old && command == "get" {
+									w.Errorf("then %q", v)
+								}
+							}
+							if v, w2 := get(w.T, a, "k"), get(w.T, b, "k"); v != w2 {
+								w.Errorf("one instance reads %q, the other %q", v, w2)
+							}
+						})
 					})
-				})
+				}
 			}
 		}
 	}
