@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -162,13 +161,7 @@ func (s *Store) Get(ctx context.Context, keys Keys) ([]byte, error) {
 	}
 	entry, err := to.reads.get(ctx, keys.V)
 	to.done(ctx, sent, err)
-	switch {
-	case errors.Is(err, redis.Nil):
-		return nil, nil
-	case err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE"):
-		return nil, ErrWrongType
-	}
-	return entry, err
+	return readEntry(entry, err)
 }
 
 // State is what an acquire found.
