@@ -25,6 +25,10 @@ const deletesAtOnce = 16
 // ctx's error, or Redis's. Without Redis a value for which the local tier has no room
 // is not kept, like one that it drops later.
 func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...EntryOption) error {
+	if err := c.entering(ctx, remote.OpSet, key); err != nil {
+		return err
+	}
+	defer c.gate.calls.Done()
 	p := c.plan(key).policy
 	as := loaded[V]{content: content[V]{value: value}, load: Load[V]{key: key}}
 	for _, option := range options {
@@ -51,7 +55,7 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...Entr
 	}
 	what.value = c.cloned(value)
 	cp := c.made(what, made, life, c.gate.now(), p)
-	return c.change(ctx, keys, key, remote.Change{Op: remote.OpSet, Entry: made.entry, PX: life.hard}, cp)
+	return c.send(ctx, keys, key, remote.Change{Op: remote.OpSet, Entry: made.entry, PX: life.hard}, cp)
 }
 
 // Delete removes keys, as many as named, so that the next call of each loads it
@@ -59,11 +63,11 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...Entr
 // the request that changed it. It does what it can: the error joins a *[ChangeError]
 // of each key that failed. One that matches ErrJournaled is made when Redis is back;
 // for any other the old value can be served for what is left of its lifetime, also by
-// this process, until a Delete succeeds: call it again. Keys are deleted side by side, 16 at a time, each within twice
-// RedisTimeout. See Set for what a nil error promises.
+// this process, until a Delete succeeds: call it again. Keys are deleted side by side,
+// 16 at a time, each within twice RedisTimeout. See Set for what a nil error promises.
 func (c *Cache[V]) Delete(ctx context.Context, keys ...string) error {
 	if len(keys) == 1 {
-		return c.change(ctx, c.keys(keys[0]), keys[0], remote.Change{Op: remote.OpDelete}, nil)
+		return c.change(ctx, keys[0], remote.OpDelete)
 	}
 	var (
 		all    errgroup.Group
@@ -73,7 +77,7 @@ func (c *Cache[V]) Delete(ctx context.Context, keys ...string) error {
 	all.SetLimit(deletesAtOnce)
 	for _, key := range keys {
 		all.Go(func() error {
-			if err := c.change(ctx, c.keys(key), key, remote.Change{Op: remote.OpDelete}, nil); err != nil {
+			if err := c.change(ctx, key, remote.OpDelete); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				failed = append(failed, err)
@@ -89,7 +93,7 @@ func (c *Cache[V]) Delete(ctx context.Context, keys ...string) error {
 // if the policy has a Stale window, and otherwise gone. See Set for what a nil
 // error promises: it holds for values as fresh ones.
 func (c *Cache[V]) Expire(ctx context.Context, key string) error {
-	return c.change(ctx, c.keys(key), key, remote.Change{Op: remote.OpExpire}, nil)
+	return c.change(ctx, key, remote.OpExpire)
 }
 
 // unsent is a Set before which Redis did not answer.
@@ -97,24 +101,35 @@ func (c *Cache[V]) unsent(ctx context.Context, key string, cause error) error {
 	if remote.Answered(cause) || ctx.Err() != nil {
 		return c.changeError(remote.OpSet, key, cause)
 	}
-	if !c.gate.enter() {
-		return c.changeError(remote.OpSet, key, ErrClosed)
-	}
-	defer c.gate.calls.Done()
 	return c.journaled(remote.Change{Op: remote.OpSet, Key: key}, 0, cause)
 }
 
-// change sends a change. The epoch of its key moves when the reply is there, so
-// that nothing read before it is kept, and once more by the message if the call
-// gave up: then the change may come later.
-func (c *Cache[V]) change(ctx context.Context, keys remote.Keys, key string, ch remote.Change, kept *copied[V]) error {
+// entering counts a change in, unless the gate is closed or ctx has ended. The caller
+// ends it with calls.Done.
+func (c *Cache[V]) entering(ctx context.Context, op remote.Op, key string) error {
 	if !c.gate.enter() {
-		return c.changeError(ch.Op, key, ErrClosed)
+		return c.changeError(op, key, ErrClosed)
+	}
+	if err := ctx.Err(); err != nil {
+		c.gate.calls.Done()
+		return c.changeError(op, key, err)
+	}
+	return nil
+}
+
+// change is a change of one key that needs nothing of Redis before it is sent.
+func (c *Cache[V]) change(ctx context.Context, key string, op remote.Op) error {
+	if err := c.entering(ctx, op, key); err != nil {
+		return err
 	}
 	defer c.gate.calls.Done()
-	if err := ctx.Err(); err != nil {
-		return c.changeError(ch.Op, key, err)
-	}
+	return c.send(ctx, c.keys(key), key, remote.Change{Op: op}, nil)
+}
+
+// send sends a change. The epoch of its key moves when the reply is there, so
+// that nothing read before it is kept, and once more by the message if the call
+// gave up: then the change may come later.
+func (c *Cache[V]) send(ctx context.Context, keys remote.Keys, key string, ch remote.Change, kept *copied[V]) error {
 	ch.ID, ch.Cache, ch.Key, ch.Interval = randomHex(8), c.name, key, c.plan(key).policy.MinRebuildInterval
 	if c.gate.store == nil {
 		c.changeAlone(ctx, keys, ch, kept)

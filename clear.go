@@ -17,13 +17,10 @@ import (
 // in the same Redis is touched. The memory of the old entries is free when their
 // lifetime ends. See [Cache.Set] for what a nil error promises, and for the errors.
 func (c *Cache[V]) Clear(ctx context.Context) error {
-	if !c.gate.enter() {
-		return c.changeError(opClear, "", ErrClosed)
+	if err := c.entering(ctx, opClear, ""); err != nil {
+		return err
 	}
 	defer c.gate.calls.Done()
-	if err := ctx.Err(); err != nil {
-		return c.changeError(opClear, "", err)
-	}
 	if alone, ok := c.builds.(*solo); ok {
 		alone.clear(c.policy.MinRebuildInterval)
 		c.wipe()

@@ -338,3 +338,34 @@ func TestACallBesideACloseThatWaitsIsNotHeldUp(t *testing.T) { // I3, I10
 		}
 	})
 }
+
+func TestNoCallOfAClosedGateAsksRedis(t *testing.T) { // I10
+	virtually(t, func(w *world) {
+		rdb := w.connect()
+		count := &counting{}
+		rdb.AddHook(count)
+		g := w.gate(func(o *herdgate.Options) { o.Redis = rdb })
+		c := newCache(w.T, g, newOrigin(0).load, herdgate.Policy{Tags: []string{"t"}})
+		if err := g.Close(w.Context()); err != nil {
+			w.Fatal(err)
+		}
+		before := count.n.Load()
+		for what, call := range map[string]func() error{
+			"get":             func() error { _, err := c.Get(w.Context(), "k"); return err },
+			"get many":        func() error { _, err := c.GetMany(w.Context(), []string{"k"}); return err },
+			"refresh":         func() error { _, err := c.Refresh(w.Context(), "k"); return err },
+			"peek":            func() error { _, _, err := c.Peek(w.Context(), "k"); return err },
+			"set":             func() error { return c.Set(w.Context(), "k", "v") },
+			"delete":          func() error { return c.Delete(w.Context(), "k") },
+			"clear":           func() error { return c.Clear(w.Context()) },
+			"invalidate tags": func() error { return c.InvalidateTags(w.Context(), "t") },
+		} {
+			if err := call(); !errors.Is(err, herdgate.ErrClosed) {
+				w.Errorf("%s: %v", what, err)
+			}
+			if n := count.n.Load() - before; n > 0 {
+				w.Fatalf("%s sent %d commands", what, n)
+			}
+		}
+	})
+}

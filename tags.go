@@ -20,13 +20,10 @@ import (
 // in the end.
 func (c *Cache[V]) InvalidateTags(ctx context.Context, tags ...string) error {
 	names := strings.Join(tags, ", ")
-	if !c.gate.enter() {
-		return c.changeError(opTags, names, ErrClosed)
+	if err := c.entering(ctx, opTags, names); err != nil {
+		return err
 	}
 	defer c.gate.calls.Done()
-	if err := ctx.Err(); err != nil {
-		return c.changeError(opTags, names, err)
-	}
 	for some := range slices.Chunk(tags, wire.MaxTags) {
 		if want := wire.CheckTags(some); want != "" {
 			return c.changeError(opTags, names, &ConfigError{Field: "tags", Value: names, Want: want})
