@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/internal/child"
 )
 
 const (
@@ -28,8 +30,8 @@ type Redis struct {
 	bin     string
 	dir     string
 	port    int
-	args    []string // beside those every server gets
-	process *process // nil while killed
+	args    []string       // beside those every server gets
+	process *child.Process // nil while killed
 }
 
 // StartRedis starts a redis-server on a free loopback port and returns once it
@@ -85,7 +87,7 @@ func NewClient(tb testing.TB, addr string, opts ...func(*redis.Options)) *redis.
 // lost. A server that is not running is left alone.
 func (r *Redis) Kill() {
 	if r.process != nil {
-		r.process.kill()
+		r.process.Kill()
 		r.process = nil
 	}
 }
@@ -103,10 +105,10 @@ func (r *Redis) Restart() {
 
 // Freeze stops the server's process with SIGSTOP: connections stay open and
 // nothing answers. Thaw lets it go on.
-func (r *Redis) Freeze() { r.process.signal(r.tb, sigStop) }
+func (r *Redis) Freeze() { sendSignal(r.tb, r.process, sigStop) }
 
 // Thaw undoes Freeze.
-func (r *Redis) Thaw() { r.process.signal(r.tb, sigCont) }
+func (r *Redis) Thaw() { sendSignal(r.tb, r.process, sigCont) }
 
 // CommandStats returns how often each command ran since the server started, by
 // its lower-case name (subcommands as "script|load"). Commands run by scripts are
@@ -171,20 +173,20 @@ func (r *Redis) start() error {
 	}, r.args...)
 	cmd := exec.CommandContext(detached(r.tb), r.bin, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	p, err := startProcess(cmd)
+	p, err := child.Start(cmd)
 	if err != nil {
 		return err
 	}
 	// A stranger may sit on the port: only our own pid in INFO counts as an answer.
-	want := fmt.Sprintf("process_id:%d\r\n", p.pid())
+	want := fmt.Sprintf("process_id:%d\r\n", p.PID())
 	ctx, cancel := bounded(r.tb, serverStart)
 	defer cancel()
 	up := func() bool {
 		info, err := r.command(ctx, "INFO server")
 		return err == nil && strings.Contains(info, want)
 	}
-	if !poll(serverStart, func() bool { return p.exited() || up() }) || p.exited() {
-		p.kill()
+	if !poll(serverStart, func() bool { return p.Exited() || up() }) || p.Exited() {
+		p.Kill()
 		return fmt.Errorf("redis-server on port %d ended or never answered", r.port)
 	}
 	r.process = p

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/herdgate/herdgate/internal/child"
 )
 
 const (
@@ -92,7 +94,7 @@ func Emit(v any) error {
 type Child struct {
 	tb      testing.TB
 	role    string
-	process *process
+	process *child.Process
 	stdin   io.Closer
 
 	lines  chan []byte // what it emitted and nobody took yet
@@ -121,13 +123,13 @@ func Spawn(tb testing.TB, role string, args Args) *Child {
 	if c.stdin, err = cmd.StdinPipe(); err != nil {
 		tb.Fatalf("standard input of role %s: %v", role, err)
 	}
-	if c.process, err = startProcess(cmd); err != nil {
+	if c.process, err = child.Start(cmd); err != nil {
 		tb.Fatalf("role %s does not start: %v", role, err)
 	}
 	tb.Cleanup(func() {
-		c.process.kill()
+		c.process.Kill()
 		if s := c.stderr.String(); tb.Failed() && s != "" {
-			tb.Logf("standard error of role %s (process %d):\n%s", role, c.process.pid(), s)
+			tb.Logf("standard error of role %s (process %d):\n%s", role, c.process.PID(), s)
 		}
 	})
 	return c
@@ -141,7 +143,7 @@ func (c *Child) Next(timeout time.Duration, v any) {
 	defer timer.Stop()
 	line, ok := c.take(timer.C)
 	if !ok {
-		c.tb.Fatalf("role %s ended (%v) before it said what was waited for", c.role, c.process.err)
+		c.tb.Fatalf("role %s ended (%v) before it said what was waited for", c.role, c.process.Err)
 	}
 	if err := json.Unmarshal(line, v); err != nil {
 		c.tb.Fatalf("role %s said %q: %v", c.role, line, err)
@@ -171,7 +173,7 @@ func (c *Child) take(timeout <-chan time.Time) ([]byte, bool) {
 	select {
 	case line := <-c.lines:
 		return line, true
-	case <-c.process.done: // and so no line is on its way
+	case <-c.process.Done: // and so no line is on its way
 		select {
 		case line := <-c.lines:
 			return line, true
@@ -185,13 +187,13 @@ func (c *Child) take(timeout <-chan time.Time) ([]byte, bool) {
 }
 
 // Kill ends the child with SIGKILL and waits until it is gone.
-func (c *Child) Kill() { c.process.kill() }
+func (c *Child) Kill() { c.process.Kill() }
 
 // Freeze stops the child with SIGSTOP; it keeps its connections and its leases.
-func (c *Child) Freeze() { c.process.signal(c.tb, sigStop) }
+func (c *Child) Freeze() { sendSignal(c.tb, c.process, sigStop) }
 
 // Thaw lets a frozen child go on.
-func (c *Child) Thaw() { c.process.signal(c.tb, sigCont) }
+func (c *Child) Thaw() { sendSignal(c.tb, c.process, sigCont) }
 
 // Stop asks the child to end, by the end of its role's ctx, and waits for it like
 // Wait.
@@ -208,12 +210,12 @@ func (c *Child) Wait(timeout time.Duration) error {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
-	case <-c.process.done:
+	case <-c.process.Done:
 	case <-timer.C:
 		c.tb.Fatalf("role %s still runs after %v", c.role, timeout)
 	}
-	if c.process.err != nil {
-		return fmt.Errorf("role %s: %w\n%s", c.role, c.process.err, c.stderr.String())
+	if c.process.Err != nil {
+		return fmt.Errorf("role %s: %w\n%s", c.role, c.process.Err, c.stderr.String())
 	}
 	return nil
 }

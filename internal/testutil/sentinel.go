@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/internal/child"
 )
 
 const (
@@ -71,23 +73,23 @@ func startSentinel(tb testing.TB, masterPort string) *Redis {
 		if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 			tb.Fatal(err)
 		}
-		p, err := startProcess(exec.CommandContext(detached(tb), r.bin, path, "--sentinel"))
+		p, err := child.Start(exec.CommandContext(detached(tb), r.bin, path, "--sentinel"))
 		if err != nil {
 			tb.Fatal(err)
 		}
 		ctx, cancel := bounded(tb, serverStart)
-		want := "process_id:" + strconv.Itoa(p.pid()) + "\r\n"
+		want := "process_id:" + strconv.Itoa(p.PID()) + "\r\n"
 		up := func() bool {
 			info, err := r.command(ctx, "INFO server")
 			return err == nil && strings.Contains(info, want)
 		}
-		ok := poll(serverStart, func() bool { return p.exited() || up() }) && !p.exited()
+		ok := poll(serverStart, func() bool { return p.Exited() || up() }) && !p.Exited()
 		cancel()
 		if ok {
 			r.process = p
 			return r
 		}
-		p.kill()
+		p.Kill()
 	}
 	tb.Fatalf("no sentinel started on any of %d free ports; its log ends:\n%s", serverAttempts, r.logTail())
 	return nil

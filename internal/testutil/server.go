@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/herdgate/herdgate/internal/child"
 )
 
 // Server is one server process on loopback that keeps its data in a directory of its own. Its methods belong to the
@@ -17,7 +19,7 @@ type Server struct {
 	logPath string
 	command func() *exec.Cmd
 	answers func() bool
-	process *process // nil while killed
+	process *child.Process // nil while killed
 }
 
 // newServer is a server that command runs and that is up when answers returns true. It is killed when the test ends.
@@ -34,7 +36,7 @@ func (s *Server) Addr() string { return s.addr }
 // Kill kills the server with SIGKILL and waits until it is gone. A server that is not running is left alone.
 func (s *Server) Kill() {
 	if s.process != nil {
-		s.process.kill()
+		s.process.Kill()
 		s.process = nil
 	}
 }
@@ -47,10 +49,10 @@ func (s *Server) Start() {
 }
 
 // Freeze stops the server's process with SIGSTOP: connections stay open and nothing answers. Thaw lets it go on.
-func (s *Server) Freeze() { s.process.signal(s.tb, sigStop) }
+func (s *Server) Freeze() { sendSignal(s.tb, s.process, sigStop) }
 
 // Thaw undoes Freeze.
-func (s *Server) Thaw() { s.process.signal(s.tb, sigCont) }
+func (s *Server) Thaw() { sendSignal(s.tb, s.process, sigCont) }
 
 func (s *Server) run() {
 	s.tb.Helper()
@@ -61,7 +63,7 @@ func (s *Server) run() {
 	defer func() { _ = log.Close() }() // the child has its own descriptor
 	cmd := s.command()
 	cmd.Stdout, cmd.Stderr = log, log
-	if s.process, err = startProcess(cmd); err != nil {
+	if s.process, err = child.Start(cmd); err != nil {
 		s.tb.Fatalf("%s does not start: %v", cmd.Path, err)
 	}
 }
@@ -75,7 +77,7 @@ func (s *Server) await() {
 
 // up waits until the server answers.
 func (s *Server) up() error {
-	if poll(time.Minute, func() bool { return s.process.exited() || s.answers() }) && !s.process.exited() {
+	if poll(time.Minute, func() bool { return s.process.Exited() || s.answers() }) && !s.process.Exited() {
 		return nil
 	}
 	log, _ := os.ReadFile(s.logPath)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/internal/child"
 )
 
 const (
@@ -26,8 +28,8 @@ const (
 type Server struct {
 	bin, dir string
 	port     int
-	args     []string // beside those that every server gets
-	process  *process // nil while killed
+	args     []string       // beside those that every server gets
+	process  *child.Process // nil while killed
 }
 
 // StartServer starts a redis-server on a free loopback port and returns once it
@@ -59,7 +61,7 @@ func (s *Server) Addr() string { return loopback(s.port) }
 // Kill kills the server with SIGKILL and waits until it is gone; its data is lost.
 func (s *Server) Kill() {
 	if s.process != nil {
-		s.process.kill()
+		s.process.Kill()
 		s.process = nil
 	}
 }
@@ -141,15 +143,15 @@ func (s *Server) start(ctx context.Context) error {
 	}, s.args...)
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), s.bin, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	p, err := startProcess(cmd)
+	p, err := child.Start(cmd)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, serverStart)
 	defer cancel()
-	for !s.answers(ctx, p.pid()) {
-		if p.exited() || ctx.Err() != nil {
-			p.kill()
+	for !s.answers(ctx, p.PID()) {
+		if p.Exited() || ctx.Err() != nil {
+			p.Kill()
 			return fmt.Errorf("redis-server on port %d ended or never answered", s.port)
 		}
 		_ = Sleep(ctx, lookEvery) // the loop looks at ctx

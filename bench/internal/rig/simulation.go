@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"testing"
 	"testing/synctest"
+
+	"github.com/herdgate/herdgate/internal/child"
 )
 
 // simulationEnv tells this program, run again, what it is to simulate.
@@ -83,7 +85,7 @@ func Simulate[R any](ctx context.Context, name string, args any) (result R, err 
 	}
 	cmd := exec.CommandContext(ctx, exe)
 	cmd.Env = append(os.Environ(), simulationEnv+"="+string(request))
-	cmd.SysProcAttr = dieWithParent()
+	cmd.SysProcAttr = child.DieWithParent()
 	out, runErr := cmd.CombinedOutput()
 	for line := range bytes.Lines(out) {
 		if encoded, ok := bytes.CutPrefix(line, []byte(resultMark)); ok && runErr == nil {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+
+	"github.com/herdgate/herdgate/internal/child"
 )
 
 // workerEnv tells this program, run again, that it is a worker.
@@ -82,7 +84,7 @@ type pipes struct {
 
 // Worker is a worker process, seen from its parent.
 type Worker struct {
-	process *process
+	process *child.Process
 	stdin   io.Closer
 	conn    *rpc.Client
 }
@@ -107,7 +109,7 @@ func Spawn(ctx context.Context, stderr io.Writer) (*Worker, error) {
 		return nil, errors.Join(err, fromChild.Close(), childOut.Close())
 	}
 	cmd.Stdin, cmd.Stdout = childIn, childOut
-	p, err := startProcess(cmd)
+	p, err := child.Start(cmd)
 	if err = errors.Join(err, childIn.Close(), childOut.Close()); err != nil {
 		return nil, errors.Join(err, fromChild.Close(), toChild.Close())
 	}
@@ -160,13 +162,13 @@ func (p Pending[R]) Wait(ctx context.Context) (result R, err error) {
 }
 
 // Kill kills the worker with SIGKILL.
-func (w *Worker) Kill() { w.process.kill() }
+func (w *Worker) Kill() { w.process.Kill() }
 
 // Freeze stops the worker with SIGSTOP.
-func (w *Worker) Freeze() error { return w.process.cmd.Process.Signal(syscall.SIGSTOP) }
+func (w *Worker) Freeze() error { return w.process.Signal(syscall.SIGSTOP) }
 
 // Thaw lets it go on.
-func (w *Worker) Thaw() error { return w.process.cmd.Process.Signal(syscall.SIGCONT) }
+func (w *Worker) Thaw() error { return w.process.Signal(syscall.SIGCONT) }
 
 // Close ends the worker, which nothing is asked of any more.
 func (w *Worker) Close() {
