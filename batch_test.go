@@ -362,7 +362,7 @@ func TestAChangeDuringABatchTakesOnlyItsOwnKey(t *testing.T) { // I2
 				w.Errorf("%s is %q", key, v)
 			}
 		}
-		if s := c.Stats(); s.LeasesRevoked > 2 || s.LoadFailures > 2 { // a lease that goes before its loader began is not told of
+		if s := c.Stats(); s.LeasesRevoked > 2 || s.LoadFailures > 2 {
 			w.Errorf("%d leases revoked, %d loads failed", s.LeasesRevoked, s.LoadFailures)
 		}
 	})

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/herdgate/herdgate"
 	"github.com/herdgate/herdgate/lock"
 	"github.com/herdgate/herdgate/singleflight"
@@ -576,4 +578,99 @@ func TestALoadersErrorIsNotTakenForTheFlightsOwn(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestALeaseThatIsGoneBeforeItsLoaderBeginsIsNotLoadedUnder(t *testing.T) { // I1
+	for name, read := range map[string]func(context.Context, *herdgate.Cache[string]) (string, error){
+		"one": func(ctx context.Context, c *herdgate.Cache[string]) (string, error) { return c.Get(ctx, "k") },
+		"many": func(ctx context.Context, c *herdgate.Cache[string]) (string, error) {
+			all, err := c.GetMany(ctx, []string{"k", "l"})
+			return all["k"], err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			everywhere(t, func(w *world) {
+				late := &lateReply{answered: make(chan struct{}), release: make(chan struct{})}
+				client := w.connect()
+				client.AddHook(late)
+				patient := func(o *herdgate.Options) { o.RedisTimeout = time.Minute }
+				o := newOrigin(200 * time.Millisecond)
+				loser := newCache(w.T, w.gate(patient, func(o *herdgate.Options) { o.Redis = client }), o.load, herdgate.Policy{})
+				other := newCache(w.T, w.gate(), o.load, herdgate.Policy{})
+
+				if err := other.Set(w.Context(), "last", "old"); err != nil {
+					w.Fatal(err)
+				}
+				get(w.T, loser, "last")
+				late.armed.Store(true)
+				type got struct {
+					value string
+					err   error
+				}
+				done := make(chan got, 1)
+				go func() {
+					v, err := read(w.Context(), loser)
+					done <- got{v, err}
+				}()
+				<-late.answered // the lease is granted, and its holder does not know yet
+				if err := other.Delete(w.Context(), "k"); err != nil {
+					w.Fatal(err)
+				}
+				if err := other.Set(w.Context(), "last", "new"); err != nil {
+					w.Fatal(err)
+				}
+				w.until("the changes are known", func() bool { return get(w.T, loser, "last") == "new" })
+				loads := make(chan error, 1)
+				go func() {
+					_, err := other.Get(w.Context(), "k")
+					loads <- err
+				}()
+				<-o.begun // the successor loads
+				close(late.release)
+				if g := <-done; g.err != nil || g.value == "" {
+					w.Errorf("got %+v", g)
+				}
+				if err := <-loads; err != nil {
+					w.Error(err)
+				}
+				if s := loser.Stats(); s.LeasesRevoked != 1 {
+					w.Errorf("%d leases revoked, want 1", s.LeasesRevoked)
+				}
+				if s := loser.Stats().Loads; name == "one" && s != 0 {
+					w.Errorf("%d loads under a lease that was gone", s)
+				}
+			})
+		})
+	}
+}
+
+// lateReply holds back the reply of the next script, or pipeline of scripts, once armed.
+type lateReply struct {
+	armed             atomic.Bool
+	answered, release chan struct{}
+}
+
+func (*lateReply) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l *lateReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		l.hold(cmd.Name())
+		return err
+	}
+}
+
+func (l *lateReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		l.hold(cmds[0].Name())
+		return err
+	}
+}
+
+func (l *lateReply) hold(command string) {
+	if command == "evalsha" && l.armed.CompareAndSwap(true, false) {
+		close(l.answered)
+		<-l.release
+	}
 }

@@ -453,9 +453,18 @@ type returned[V any] struct {
 // the same time is stored in one step.
 func (c *Cache[V]) buildMany(p *plan[V], granted []*member[V], shared *loadSlot) {
 	defer c.abort(granted)
+	leases := c.gate.store.LeasesTogether()
+	taken := make([]bool, len(granted))
+	var asking sync.WaitGroup
+	for i, m := range granted {
+		if c.doubtful(m.f) {
+			asking.Go(func() { taken[i] = c.taken(m.f, leases, m.a, p) })
+		}
+	}
+	asking.Wait()
 	ms := make([]*member[V], 0, len(granted))
-	for _, m := range granted {
-		if r, needless, err := c.needless(m.f, m.a); needless {
+	for i, m := range granted {
+		if r, needless, err := c.needless(m.f, m.a, taken[i]); needless {
 			m.release(shared)
 			c.finish(m.f, m.keys, c.finishing(m.key, m.a, p, remote.Finish{State: remote.FinishNothing}))
 			m.concluded = true
@@ -470,7 +479,6 @@ func (c *Cache[V]) buildMany(p *plan[V], granted []*member[V], shared *loadSlot)
 		}
 		return
 	}
-	leases := c.gate.store.LeasesTogether()
 	for _, m := range ms {
 		m.lease = c.hold(m.f, leases, m.a, p)
 	}

@@ -63,7 +63,7 @@ const (
 	EventRenewalFailed
 	// EventLeaseLost: it ended while the loader ran, through no change [Key].
 	EventLeaseLost
-	// EventLeaseRevoked: a change of the key took it away while the loader ran [Key].
+	// EventLeaseRevoked: a change of the key took it away while the loader ran, or before it began [Key].
 	EventLeaseRevoked
 	// EventCommitStored: a loaded value was stored [Key].
 	EventCommitStored

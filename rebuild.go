@@ -156,7 +156,8 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition[V], p *pl
 			c.finish(f, keys, c.panicked(f.Key(), a, p))
 		}
 	}()
-	if r, needless, err := c.needless(f, a); needless {
+	taken := c.doubtful(f) && c.taken(f, c.gate.store.Leases(), a, p)
+	if r, needless, err := c.needless(f, a, taken); needless {
 		slot.release()
 		c.finish(f, keys, c.finishing(f.Key(), a, p, remote.Finish{State: remote.FinishNothing}))
 		settled = true
@@ -170,10 +171,15 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition[V], p *pl
 	return r, err
 }
 
-// needless is the result of a flight that has the lease and does not need it any more.
-func (c *Cache[V]) needless(f *flight[V], a acquisition[V]) (r Result[V], needless bool, err error) {
+// needless is the result of a flight that was granted the lease and does not need it any
+// more, or has it no more.
+func (c *Cache[V]) needless(f *flight[V], a acquisition[V], taken bool) (r Result[V], needless bool, err error) {
 	if f.Context().Err() != nil {
 		return r, true, context.Cause(f.Context())
+	}
+	if taken {
+		c.events.emit(Event{Kind: EventLeaseRevoked, Key: f.Key()})
+		return r, true, errRestart
 	}
 	if c.gate.store == nil {
 		// Without Redis the copy is the entry: one that the flight before stored
@@ -184,6 +190,17 @@ func (c *Cache[V]) needless(f *flight[V], a acquisition[V]) (r Result[V], needle
 		}
 	}
 	return r, false, nil
+}
+
+// doubtful reports whether a change has come since the lease was asked for. Its message may
+// be of before the grant; if it is of after it, the lease is gone.
+func (c *Cache[V]) doubtful(f *flight[V]) bool { return c.gate.store != nil && f.State.doubt() }
+
+// taken asks Redis whether a doubtful lease was taken away. A loader that began with one
+// would overlap its successor and not be told (I1).
+func (c *Cache[V]) taken(f *flight[V], leases lock.Backend, a acquisition[V], p *plan[V]) bool {
+	err := leases.Renew(context.WithoutCancel(f.Context()), a.claim, p.policy.LockTTL)
+	return errors.Is(err, lock.ErrNotHeld)
 }
 
 // conclude ends a lease by what its loader has returned.

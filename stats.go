@@ -35,7 +35,7 @@ type Stats struct {
 	LeasesHeld     uint64 // refused: somebody else had it
 	RenewalsFailed uint64 // tried again until the lease ends
 	LeasesLost     uint64 // ended while the loader ran
-	LeasesRevoked  uint64 // taken away by a change while the loader ran
+	LeasesRevoked  uint64 // taken away by a change while the loader ran, or before it began
 
 	CommitsStored  uint64
 	CommitsRefused uint64 // the lease was not held any more

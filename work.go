@@ -12,6 +12,7 @@ type work struct {
 
 	mu     sync.Mutex    // protects the fields below
 	idle   bool          // no request is out, no loader runs, and no value is held
+	behind bool          // a change has come since the last request was sent
 	woken  chan struct{} // holds one wake-up; made by the first who needs it
 	revoke func()        // cancels the loader; set while it runs
 	stands bool          // changes do not cancel the loader
@@ -25,15 +26,29 @@ type work struct {
 func (w *work) depart(take func() ticket) ticket {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.idle = false
+	w.idle, w.behind = false, false
 	return take()
+}
+
+// doubt reports whether a change has come since the request that got the lease was sent.
+// It is told once, and never of a flight that changes do not cancel.
+func (w *work) doubt() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	doubt := w.behind && !w.stands
+	w.behind = false
+	return doubt
 }
 
 // load says that the loader runs, until the returned function is called.
 func (w *work) load(revoke func()) (done func()) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.revoke = revoke
+	late := w.behind && !w.stands
+	w.mu.Unlock()
+	if late {
+		revoke()
+	}
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -55,6 +70,7 @@ func (w *work) outdate() (detach bool) {
 	w.wake()
 	w.mu.Lock()
 	detach, revoke := !w.idle, w.revoke
+	w.behind = true
 	if w.stands {
 		revoke = nil
 	}

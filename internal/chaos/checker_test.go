@@ -40,7 +40,12 @@ func (s *story) begun(p int, o op, key int, version int64, at moment) (id int64)
 }
 
 func (s *story) loaded(p, key int, begin, end moment) {
-	s.process(p, record{Op: opLoad, Key: key, Version: 1, Begin: begin, End: end, Leased: true})
+	s.process(p, record{Op: opLoad, Key: key, Version: 1, Asked: begin, Begin: begin, End: end, Leased: true})
+}
+
+// loadedLate is a load whose lease was asked for some time before.
+func (s *story) loadedLate(p, key int, asked, begin, end moment) {
+	s.process(p, record{Op: opLoad, Key: key, Version: 1, Asked: asked, Begin: begin, End: end, Leased: true})
 }
 
 func (s *story) lost(p, key int, at moment) {
@@ -151,6 +156,16 @@ func TestTheCheckerFindsWhatBreaksARule(t *testing.T) {
 			s.loaded(0, key, 0, 200*ms)
 			s.changed(1, opDelete, key, 2, 50*ms, 60*ms, "")
 			s.loaded(1, key, 100*ms, 300*ms)
+		}},
+		{"two loads at once, the first of which learned late of its grant, before a change", "", func(s *story) {
+			s.loadedLate(0, key, 0, 200*ms, 400*ms)
+			s.changed(1, opDelete, key, 2, 50*ms, 60*ms, "")
+			s.loaded(1, key, 300*ms, 500*ms)
+		}},
+		{"two loads at once, the second of which learned late of its grant, before a change", "two loads", func(s *story) {
+			s.changed(1, opDelete, key, 2, 50*ms, 60*ms, "")
+			s.loaded(0, key, 200*ms, 400*ms)
+			s.loadedLate(1, key, 0, 300*ms, 500*ms)
 		}},
 		{"two loads at once, long after a change", "two loads", func(s *story) {
 			s.changed(1, opDelete, key, 2, 0, 10*ms, "")

@@ -49,6 +49,7 @@ type record struct {
 	Intent  int64  `json:"i,omitempty"` // of a change
 	Stale   bool   `json:"s,omitempty"` // of a get: the value may have been served as a stale one
 	Leased  bool   `json:"l,omitempty"` // of a load
+	Asked   moment `json:"a,omitempty"` // of a load that is leased: no later the lease was asked for
 	Err     string `json:"x,omitempty"` // "" is success, see journaled
 }
 
@@ -384,7 +385,7 @@ func (h *history) around(key int, from, to moment, processes ...int) string {
 	for _, p := range processes {
 		for _, r := range h.processes[p] {
 			if (r.Key == key || r.Key == -1) && r.Begin <= to && r.End >= from && r.Op != opGet {
-				fmt.Fprintf(&text, "\tprocess %d: %v, leased %v\n", p, r, r.Leased)
+				fmt.Fprintf(&text, "\tprocess %d: %v, leased %v, asked for at %v\n", p, r, r.Leased, r.Asked)
 			}
 		}
 	}
@@ -398,7 +399,8 @@ func (h *history) around(key int, from, to moment, processes ...int) string {
 
 // mayOverlap reports whether there is a reason why second began before first ended.
 func (h *history) mayOverlap(first, second held, changes []change) bool {
-	from, to := first.Begin-skew, second.Begin+skew
+	// From when it was asked for the lease could be taken away, its holder know of it or not.
+	from, to := first.Asked-skew, second.Begin+skew
 	if slices.ContainsFunc(changes, func(c change) bool { return c.begin <= to && c.effective >= from }) {
 		return true
 	}
@@ -410,6 +412,6 @@ func (h *history) mayOverlap(first, second held, changes []change) bool {
 	}
 	return slices.ContainsFunc(h.windows, func(w window) bool {
 		lost := w.Kind == kindLoss || w.Kind == kindFreeze && w.Process == first.process
-		return lost && w.From <= to && w.To >= first.Begin-skew
+		return lost && w.From <= to && w.To >= from
 	})
 }

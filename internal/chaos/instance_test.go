@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/rpc"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -74,7 +75,9 @@ type instance struct {
 
 	mu      sync.Mutex // protects the fields below
 	records []record
-	granted [keys]int // leases whose load has not begun
+	asking  [keys][]moment // since when leases are asked for
+	granted [keys][]moment // the same of leases whose load has not begun
+	loading [keys]int      // loads under way
 	trouble moment    // when the last was noted
 	greeted bool      // the bus was confirmed for the first time, which is no trouble
 }
@@ -96,7 +99,7 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 	defer func() { err = errors.Join(err, in.source.Close()) }()
 	rdb := redis.NewClient(&redis.Options{Addr: in.Redis})
 	defer func() { err = errors.Join(err, rdb.Close()) }()
-	options := herdgate.Options{Redis: rdb, Namespace: namespace, Observer: herdgate.ObserverFunc(in.observe)}
+	options := herdgate.Options{Redis: rdb, Namespace: namespace, Observer: tracer{in}}
 	if in.Plant == plantLoner {
 		options.Namespace = "loner"
 	}
@@ -223,11 +226,8 @@ func (in *instance) cacheOf(key int) *herdgate.Cache[value] { return in.caches[k
 // load is the loader. What it returns was read when it began.
 func (in *instance) load(ctx context.Context, name string) (value, error) {
 	key := keyOf(name)
-	r := record{Op: opLoad, Key: key, Begin: in.now(), Leased: in.leased(key)}
-	defer func() {
-		r.End = in.now()
-		in.note(r)
-	}()
+	r := in.begin(key)
+	defer func() { in.end(r) }()
 	if err := in.source.Call("Source.Read", key, &r.Version); err != nil {
 		return value{}, err
 	}
@@ -241,15 +241,54 @@ func (in *instance) load(ctx context.Context, name string) (value, error) {
 	return value{Key: key, Version: r.Version}, nil
 }
 
-// leased reports whether a lease of the key was granted whose load has not begun.
-func (in *instance) leased(key int) bool {
+// begin notes that a load begins: one that is leased, if a lease of its key was granted
+// whose load has not begun.
+func (in *instance) begin(key int) *record {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.granted[key] == 0 {
-		return false
+	in.loading[key]++
+	r := &record{Op: opLoad, Key: key, Begin: in.now()}
+	if granted := in.granted[key]; len(granted) > 0 {
+		r.Leased, r.Asked = true, granted[0]
+		in.granted[key] = granted[1:]
 	}
-	in.granted[key]--
-	return true
+	return r
+}
+
+func (in *instance) end(r *record) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.loading[r.Key]--
+	r.End = in.now()
+	in.records = append(in.records, *r)
+}
+
+// tracer sees when leases are asked for.
+type tracer struct{ *instance }
+
+// Observe implements herdgate.Observer.
+func (t tracer) Observe(e herdgate.Event) { t.observe(e) }
+
+// Begin implements herdgate.Tracer.
+func (t tracer) Begin(ctx context.Context, step herdgate.Step, _, name string) (context.Context, func(error)) {
+	if step != herdgate.StepAcquire {
+		return ctx, func(error) {}
+	}
+	key, asked := keyOf(name), t.now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.asking[key] = append(t.asking[key], asked)
+	return ctx, func(error) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		i := slices.Index(t.asking[key], asked)
+		t.asking[key] = slices.Delete(t.asking[key], i, i+1)
+	}
+}
+
+// Join implements herdgate.Tracer.
+func (tracer) Join(context.Context, context.Context, string, string) func(error) {
+	return func(error) {}
 }
 
 // observe notes what the rules want to know.
@@ -258,10 +297,17 @@ func (in *instance) observe(e herdgate.Event) {
 	switch e.Kind {
 	case herdgate.EventLeaseWon:
 		in.mu.Lock()
-		in.granted[keyOf(e.Key)]++
+		key := keyOf(e.Key)
+		in.granted[key] = append(in.granted[key], in.asking[key][0]) // the oldest, if several ask at once
 		in.mu.Unlock()
 	case herdgate.EventLeaseLost, herdgate.EventLeaseRevoked:
-		in.note(record{Op: opLost, Key: keyOf(e.Key), Begin: now, End: now})
+		key := keyOf(e.Key)
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		in.records = append(in.records, record{Op: opLost, Key: key, Begin: now, End: now})
+		if in.loading[key] == 0 && len(in.granted[key]) > 0 { // it was gone before its load began
+			in.granted[key] = in.granted[key][1:]
+		}
 	case herdgate.EventReplayed:
 		r := record{Op: opReplayed, Key: -1, Begin: now, End: now}
 		if e.Key != "" {
