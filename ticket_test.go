@@ -121,12 +121,12 @@ func TestACallAfterAChangeDoesNotJoinAFlightFromBeforeIt(t *testing.T) { // I2: 
 	})
 }
 
-func TestALoadUnderALeaseThatAChangeTookIsNotKept(t *testing.T) { // I2: the ticket is taken before the acquire
+func TestALeaseThatAChangeTookBeforeItsGrantWasKnownIsAskedForAgain(t *testing.T) { // I1, I2
 	t.Parallel()
 	held(t, "evalsha", func(w *world, a, b *herdgate.Cache[string], first <-chan string, release func()) {
 		release()
 		<-first
-		if s := a.Stats(); s.CommitsRefused != 1 || s.CommitsStored != 0 {
+		if s := a.Stats(); s.LeasesRevoked != 1 || s.Loads != 1 || s.CommitsRefused != 0 || s.CommitsStored != 1 {
 			w.Errorf("stats %+v", s)
 		}
 		for _, c := range []*herdgate.Cache[string]{b, a} {

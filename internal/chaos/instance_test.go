@@ -78,8 +78,8 @@ type instance struct {
 	asking  [keys][]moment // since when leases are asked for
 	granted [keys][]moment // the same of leases whose load has not begun
 	loading [keys]int      // loads under way
-	trouble moment    // when the last was noted
-	greeted bool      // the bus was confirmed for the first time, which is no trouble
+	trouble moment         // when the last was noted
+	greeted bool           // the bus was confirmed for the first time, which is no trouble
 }
 
 // runInstance is the role of an instance.
