@@ -19,6 +19,8 @@ import (
 	"syscall"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/examples/internal/embedded"
 )
 
 func main() { os.Exit(start()) }
@@ -107,12 +109,12 @@ func (c config) open(ctx context.Context) (_ *world, err error) {
 		}
 	}()
 	if w.redis == "" {
-		s, err := startServer()
+		s, err := embedded.StartRedis()
 		if err != nil {
 			return nil, fmt.Errorf("start the embedded Redis: %w", err)
 		}
-		w.cleanUp = append(w.cleanUp, s.close)
-		w.redis = s.addr()
+		w.cleanUp = append(w.cleanUp, s.Close)
+		w.redis = s.Addr()
 	} else if err := ping(ctx, w.redis); err != nil {
 		return nil, fmt.Errorf("-redis %s: %w; want the host:port of a running Redis", w.redis, err)
 	}

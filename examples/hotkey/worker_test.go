@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/herdgate/herdgate"
+	"github.com/herdgate/herdgate/examples/internal/embedded"
 )
 
 func TestAnInstanceEndsWhenItsParentIsGone(t *testing.T) {
@@ -72,11 +73,11 @@ func TestBothReadersGiveTheProductAndKeepIt(t *testing.T) {
 // testJob is a job in a world of its own.
 func testJob(t *testing.T, phase string) job {
 	t.Helper()
-	s, err := startServer()
+	s, err := embedded.StartRedis()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.close)
+	t.Cleanup(s.Close)
 	file := filepath.Join(t.TempDir(), "with space?.db")
 	for range 2 { // the second finds the table there
 		if err := prepare(t.Context(), file); err != nil {
@@ -84,7 +85,7 @@ func testJob(t *testing.T, phase string) job {
 		}
 	}
 	return job{
-		Phase: phase, Redis: s.addr(), DB: file, Namespace: "test", Instances: 1, Callers: 2,
+		Phase: phase, Redis: s.Addr(), DB: file, Namespace: "test", Instances: 1, Callers: 2,
 		TTL: time.Minute, Load: time.Millisecond, Duration: time.Minute,
 	}
 }

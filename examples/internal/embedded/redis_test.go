@@ -1,4 +1,4 @@
-package main
+package embedded
 
 import (
 	"context"
@@ -6,15 +6,18 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 func TestKeysOfTheEmbeddedServerExpire(t *testing.T) {
-	s, err := startServer()
+	s, err := StartRedis()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
-	rdb := redis.NewClient(&redis.Options{Addr: s.addr()})
+	defer s.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
 	defer func() { _ = rdb.Close() }()
 	if err := rdb.Set(t.Context(), "k", "v", 20*time.Millisecond).Err(); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/herdgate/herdgate/examples/internal/stores"
+	"github.com/herdgate/herdgate/internal/testutil"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestNothingOversellsButNothing(t *testing.T) {
+	for name, servers := range everywhere() {
+		t.Run(name, func(t *testing.T) {
+			var stdout bytes.Buffer
+			args := append(servers(t), "-json", "-items", "20", "-buyers", "15", "-tries", "3")
+			if err := run(t.Context(), args, &stdout, t.Output()); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%s", stdout.Bytes())
+			checkShape(t, stdout.Bytes())
+			var r report
+			if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range r.Ways {
+				switch {
+				case m.Name == "none" && (m.Oversold == 0 || m.Sold != 20+m.Oversold):
+					t.Errorf("without protection %d are sold, and oversold %d", m.Sold, m.Oversold)
+				case m.Name != "none" && (m.Sold != 20 || m.Oversold != 0):
+					t.Errorf("%s sells %d, and oversells %d", m.Name, m.Sold, m.Oversold)
+				case m.OrdersPerSecond <= 0:
+					t.Errorf("%s has a throughput of %v", m.Name, m.OrdersPerSecond)
+				}
+			}
+		})
+	}
+}
+
+// everywhere are the stores to test on: each starts its servers, and returns the flags for them.
+func everywhere() map[string]func(t *testing.T) []string {
+	return map[string]func(t *testing.T) []string{
+		"embedded": func(*testing.T) []string { return nil },
+		"redis":    func(t *testing.T) []string { return []string{"-redis", testutil.StartRedis(t).Addr()} },
+	}
+}
+
+// checkShape holds the names that readers of the JSON rely on.
+func checkShape(t *testing.T, out []byte) {
+	t.Helper()
+	objects := json.NewDecoder(bytes.NewReader(out))
+	var object struct {
+		Ways []map[string]any `json:"ways"`
+	}
+	if err := objects.Decode(&object); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := objects.Token(); !errors.Is(err, io.EOF) {
+		t.Errorf("there is more than one object on standard output: %v", err)
+	}
+	var names []string
+	for _, w := range object.Ways {
+		if got := slices.Sorted(maps.Keys(w)); !slices.Equal(got, []string{"name", "orders_s", "oversold", "sold"}) {
+			t.Errorf("a way has %v", got)
+		}
+		names = append(names, w["name"].(string))
+	}
+	if want := []string{"none", "lock", "for-update", "version", "atomic", "lua", "fence"}; !slices.Equal(names, want) {
+		t.Errorf("the ways are %v, want %v", names, want)
+	}
+}
+
+func TestALateWriteIsRefusedByTheFenceAlone(t *testing.T) {
+	world := openWorld(t)
+	for _, w := range ways() {
+		if w.late == nil {
+			continue
+		}
+		f, err := freeze(t.Context(), world, w)
+		if err != nil {
+			t.Fatalf("%s: %v", w.name, err)
+		}
+		switch {
+		case f.name == "lock" && (f.write != nil || f.sold <= frozenItems):
+			t.Errorf("with the lock alone the late write gives %v, and %d are sold: this shows nothing", f.write, f.sold)
+		case f.name == "fence" && (!errors.Is(f.write, errRefused) || f.sold != frozenItems):
+			t.Errorf("with the fence the late write gives %v, and %d are sold", f.write, f.sold)
+		}
+	}
+}
+
+// A former holder may wake up after its successor has read the stock, and before the successor writes.
+func TestTheFenceIsRaisedBeforeTheStockIsRead(t *testing.T) {
+	world := openWorld(t)
+	err := open(t.Context(), world, 2, time.Millisecond, func(s *shop) error {
+		former, err := s.locks.TryLock(t.Context(), s.name)
+		if err != nil {
+			return err
+		}
+		read, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		succeed := func() error {
+			successor, err := s.locks.Lock(t.Context(), s.name)
+			if err != nil {
+				close(read)
+				return err
+			}
+			its := *s
+			its.buying = func(context.Context) error { close(read); <-goOn; return nil }
+			return errors.Join(its.fenced(t.Context(), successor, order{buyer: 2}), successor.Unlock(t.Context()))
+		}
+		stalled := *s
+		stalled.buying = func(ctx context.Context) error {
+			if err := former.Unlock(ctx); err != nil { // as its end would
+				return err
+			}
+			go func() { done <- succeed() }()
+			<-read
+			return nil
+		}
+		if err := stalled.fenced(t.Context(), former, order{buyer: 1}); !errors.Is(err, errRefused) {
+			t.Errorf("the former holder's write gives %v", err)
+		}
+		close(goOn)
+		if err := <-done; err != nil {
+			t.Errorf("the successor's write gives %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnItemThatTheDatabaseDidNotSellIsPutBack(t *testing.T) {
+	world := openWorld(t)
+	err := open(t.Context(), world, 1, time.Millisecond, func(s *shop) error {
+		there := order{buyer: 1}
+		if _, err := s.db.Exec(t.Context(), `INSERT INTO flashsale_orders (sale, buyer, try) VALUES (?, ?, ?)`, s.sale, there.buyer, there.try); err != nil {
+			return err
+		}
+		if err := s.lua(t.Context(), there); err == nil || errors.Is(err, errSoldOut) {
+			t.Errorf("writing an order that is there gives %v: this shows nothing", err)
+		}
+		if err := s.lua(t.Context(), order{buyer: 2}); err != nil {
+			t.Errorf("the item was not put back: %v", err)
+		}
+		if err := s.lua(t.Context(), order{buyer: 3}); !errors.Is(err, errSoldOut) {
+			t.Errorf("the second of one item gives %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheTableSaysWhatBecameOfTheFrozenHolder(t *testing.T) {
+	var stdout bytes.Buffer
+	if err := run(t.Context(), []string{"-items", "2", "-buyers", "3", "-tries", "1", "-pause", "1ms"}, &stdout, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"for-update", "lock: its late write is accepted, and 6 of 3 are sold", "fence: its late write is refused, and 3 of 3 are sold"} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("the table does not say %q:\n%s", want, stdout.String())
+		}
+	}
+}
+
+func TestAFlagThatCannotBeUsedIsNamedWithWhatWouldBeRight(t *testing.T) {
+	for _, test := range []struct{ args, fault string }{
+		{"-items=0", "-items is 0, want a number from 1 to 10000"},
+		{"-buyers=1", "-buyers is 1, want a number from 2 to 1000"},
+		{"-tries=0", "-tries is 0, want a number from 1 to 1000"},
+		{"-tries=2", "-tries is 2, want more than 100 of them by the 50 buyers together"},
+		{"-pause=0s", "-pause is 0s, want a time from 1ms to 1s"},
+		{"-redis=localhost", `-redis is "localhost", want host:port`},
+		{"-db=oracle", `-db is "oracle", want sqlite, postgres or mysql`},
+		{"-db=postgres", "-dsn is empty, want the address of the postgres"},
+		{"-dsn=postgres://u:secret@h/d", "-dsn is no plain file name, want -db postgres"},
+		{"now", `unexpected argument "now"`},
+	} {
+		_, err := parse(strings.Fields(test.args), io.Discard)
+		if err == nil || !strings.Contains(err.Error(), test.fault) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want %q", test.args, err, test.fault)
+		}
+	}
+}
+
+func TestAServerThatIsNotThereIsNamed(t *testing.T) {
+	for _, test := range []struct{ args, fault string }{
+		{"-redis=127.0.0.1:1", "-redis 127.0.0.1:1: "},
+		{"-dsn=/no/such/file.db", "-dsn: "},
+		{"-db=mysql -dsn=nonsense", "-dsn: "},
+	} {
+		err := run(t.Context(), strings.Fields(test.args), io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), test.fault) {
+			t.Errorf("%s: %v, want %q", test.args, err, test.fault)
+		}
+	}
+}
+
+func openWorld(t *testing.T) *stores.Stores {
+	t.Helper()
+	world, err := new(stores.Config).Open(t.Context(), 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(world.Close)
+	if err := makeTables(t.Context(), world.DB); err != nil {
+		t.Fatal(err)
+	}
+	return world
+}
