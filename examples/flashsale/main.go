@@ -88,7 +88,7 @@ func parse(args []string, stderr io.Writer) (config, error) {
 	c.stores.Flags(flags)
 	flags.IntVar(&c.items, "items", 100, "items that there are")
 	flags.IntVar(&c.buyers, "buyers", 50, "buyers who come at once")
-	flags.IntVar(&c.tries, "tries", 4, "times that each of them tries to buy one item")
+	flags.IntVar(&c.tries, "tries", 3, "times that each of them tries to buy one item")
 	flags.DurationVar(&c.pause, "pause", 5*time.Millisecond, "what a service does for an order between reading the stock and writing it")
 	flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the tables")
 	if err := flags.Parse(args); err != nil {
