@@ -1,0 +1,110 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/herdgate/herdgate/internal/testutil"
+)
+
+// TestMain lets the test binary be a process of the service, as the program itself is.
+func TestMain(m *testing.M) {
+	if os.Getenv(workerEnv) != "" {
+		os.Exit(start())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestAJobIsDoneOnceATickAlthoughItsHolderIsFrozen(t *testing.T) {
+	for name, servers := range everywhere() {
+		t.Run(name, func(t *testing.T) {
+			var story bytes.Buffer
+			if err := run(t.Context(), append(servers(t), "-every", "1s"), &story, t.Output()); err != nil {
+				t.Fatalf("%v\n%s", err, story.String())
+			}
+			t.Logf("%s", story.String())
+			frozen := regexp.MustCompile(`process (\d)  is frozen`).FindStringSubmatch(story.String())
+			if frozen == nil {
+				t.Fatal("nobody was frozen")
+			}
+			rest := story.String()
+			for _, want := range []string{
+				`has done it, in 500ms: its lease of 250ms was renewed [1-9]\d* times`,
+				`process ` + frozen[1] + `  is frozen`,
+				`process [^` + frozen[1] + `]  has the lock, and runs the job of tick 3`,
+				`process [^` + frozen[1] + `]  has done it`,
+				`process ` + frozen[1] + `  goes on, and its context was cancelled: lock: lease lost`,
+				`process ` + frozen[1] + `  writes its result all the same: refused`,
+				`4 ticks, one result of each`,
+			} {
+				at := regexp.MustCompile(want).FindStringIndex(rest)
+				if at == nil {
+					t.Fatalf("the story does not go on with %q", want)
+				}
+				rest = rest[at[1]:]
+			}
+		})
+	}
+}
+
+// everywhere are the stores to test on: each starts its servers, and returns the flags for them.
+func everywhere() map[string]func(t *testing.T) []string {
+	return map[string]func(t *testing.T) []string{
+		"embedded": func(*testing.T) []string { return nil },
+		"redis":    func(t *testing.T) []string { return []string{"-redis", testutil.StartRedis(t).Addr()} },
+	}
+}
+
+func TestAnInterruptedRunLeavesNothingBehind(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	interrupted := errors.New("interrupted")
+	story := writerFunc(func(p []byte) {
+		if strings.Contains(string(p), "is frozen") {
+			cancel(interrupted)
+		}
+	})
+	if err := run(ctx, []string{"-every", "500ms"}, story, io.Discard); !errors.Is(err, interrupted) {
+		t.Errorf("the run ended with %v", err)
+	}
+	if _, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); !errors.Is(err, syscall.ECHILD) {
+		t.Errorf("processes are left: waiting for a child process gives %v", err)
+	}
+	left, err := os.ReadDir(tmp)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
+}
+
+func TestAFlagThatCannotBeUsedIsNamedWithWhatWouldBeRight(t *testing.T) {
+	for _, test := range []struct{ args, fault string }{
+		{"-processes=1", "-processes is 1, want a number from 2 to 20"},
+		{"-every=100ms", "-every is 100ms, want a time from 500ms to 1m0s"},
+		{"-redis=localhost", `-redis is "localhost", want host:port`},
+		{"now", `unexpected argument "now"`},
+	} {
+		_, err := parse(strings.Fields(test.args), io.Discard)
+		if err == nil || !strings.Contains(err.Error(), test.fault) {
+			t.Errorf("%s: %v, want %q", test.args, err, test.fault)
+		}
+	}
+}
