@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -15,7 +16,10 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/herdgate/herdgate/examples/internal/stores"
 	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/memlock"
 )
 
 // TestMain lets the test binary be a process of the service, as the program itself is.
@@ -63,6 +67,37 @@ func everywhere() map[string]func(t *testing.T) []string {
 	return map[string]func(t *testing.T) []string{
 		"embedded": func(*testing.T) []string { return nil },
 		"redis":    func(t *testing.T) []string { return []string{"-redis", testutil.StartRedis(t).Addr()} },
+	}
+}
+
+func TestAFormerHolderThatComesLateDoesNotRunTheJob(t *testing.T) {
+	world, err := new(stores.Config).Open(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
+	s := &service{run: 7}
+	if err := s.makeTables(t.Context(), world.DB); err != nil {
+		t.Fatal(err)
+	}
+	locks, err := lock.New(memlock.New(), lock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := locks.TryLock(t.Context(), "report")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := world.DB.Exec(t.Context(), `UPDATE cron_jobs SET fence = ?`, lease.Token()+1); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	w := &worker{job: job{Run: s.run}, db: world.DB, out: json.NewEncoder(&said)}
+	if err := w.holding(t.Context(), lease, 1); !errors.Is(err, errRefused) || said.Len() > 0 {
+		t.Errorf("it gets %v, and says %q", err, said.String())
+	}
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -58,11 +58,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	defer func() {
-		for _, p := range s.workers {
-			p.Kill()
-		}
-	}()
+	ctx, cancel := context.WithCancel(ctx) // kills the processes, frozen or not
+	defer cancel()
 	for number := range c.processes {
 		p, err := s.start(ctx, world.Config, number+1, stderr)
 		if err != nil {

@@ -103,7 +103,7 @@ func (w *worker) tick(ctx context.Context, tick int) error {
 	switch {
 	case errors.Is(err, errRefused): // whoever has been at the row does the job
 		err = w.say(refused, tick, "writes: refused, the row has a higher token")
-	case errors.Is(err, lock.ErrLost):
+	case err != nil && errors.Is(lease.Err(), lock.ErrLost): // a driver may say only that its context was cancelled
 		err = w.late(ctx, lease, tick)
 	}
 	if unlocked := lease.Unlock(ctx); err == nil && !errors.Is(unlocked, lock.ErrNotHeld) {
@@ -131,7 +131,7 @@ func (w *worker) holding(ctx context.Context, lease *lock.Lease, tick int) error
 	}
 	switch {
 	case err != nil:
-		return because(ctx, err)
+		return err
 	case last >= tick:
 		return nil
 	}
@@ -147,17 +147,9 @@ func (w *worker) holding(ctx context.Context, lease *lock.Lease, tick int) error
 		return err
 	}
 	if err := w.write(ctx, lease, tick); err != nil {
-		return because(ctx, err)
+		return err
 	}
 	return w.say(ran, tick, fmt.Sprintf("has done it, in %v: its lease of %v was renewed %d times", w.job.Work, w.job.TTL, w.renewed.Load()-renewed))
-}
-
-// because is err, or why ctx has ended if it has: drivers tell only that it has.
-func because(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
-	}
-	return err
 }
 
 // write keeps the result of the job, if no later holder of the lock has been at the row.

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/examples/internal/stores"
@@ -135,6 +137,10 @@ func TestTheFenceIsRaisedBeforeTheStockIsRead(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("the successor's write gives %v", err)
 		}
+		stalled.buying = func(context.Context) error { t.Error("an order is handled in vain"); return nil }
+		if err := stalled.fenced(t.Context(), former, order{buyer: 3}); !errors.Is(err, errRefused) {
+			t.Errorf("a former holder that comes later gets %v", err)
+		}
 		return nil
 	})
 	if err != nil {
@@ -165,14 +171,54 @@ func TestAnItemThatTheDatabaseDidNotSellIsPutBack(t *testing.T) {
 	}
 }
 
+func TestAnItemIsTakenAndPutBackOnceHoweverOftenItIsAskedFor(t *testing.T) {
+	world := openWorld(t)
+	err := open(t.Context(), world, 5, time.Millisecond, func(s *shop) error {
+		left := func() string { return s.rdb.Get(t.Context(), s.left).Val() }
+		for range 2 {
+			taken, err := redis.NewScript(takeSource).Run(t.Context(), s.rdb, []string{s.left, s.taken}, "1/1").Bool()
+			if err != nil || !taken || left() != "4" {
+				t.Errorf("taking gives %v, %v, and leaves %s of 5", taken, err, left())
+			}
+		}
+		for range 2 {
+			if err := s.putBack(t.Context(), order{1, 1}); err != nil || left() != "5" {
+				t.Errorf("putting it back gives %v, and leaves %s of 5", err, left())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTheTableSaysWhatBecameOfTheFrozenHolder(t *testing.T) {
 	var stdout bytes.Buffer
-	if err := run(t.Context(), []string{"-items", "2", "-buyers", "3", "-tries", "1", "-pause", "1ms"}, &stdout, t.Output()); err != nil {
+	file := filepath.Join(t.TempDir(), "with space?.db")
+	if err := run(t.Context(), []string{"-items", "2", "-buyers", "3", "-tries", "1", "-pause", "1ms", "-dsn", file}, &stdout, t.Output()); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"for-update", "lock: its late write is accepted, and 6 of 3 are sold", "fence: its late write is refused, and 3 of 3 are sold"} {
 		if !strings.Contains(stdout.String(), want) {
 			t.Errorf("the table does not say %q:\n%s", want, stdout.String())
+		}
+	}
+	checkEmpty(t, file)
+}
+
+// checkEmpty looks whether a run has removed what it wrote.
+func checkEmpty(t *testing.T, file string) {
+	t.Helper()
+	world, err := (&stores.Config{DSN: file}).Open(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
+	for _, table := range []string{"flashsale_stock", "flashsale_orders"} {
+		var rows int
+		if err := world.DB.Row(t.Context(), `SELECT COUNT(*) FROM `+table).Scan(&rows); err != nil || rows > 0 {
+			t.Errorf("%s has %d rows left, %v", table, rows, err)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func freeze(ctx context.Context, world *stores.Stores, w way) (f frozen, err err
 			return f.write
 		}
 		if err := lease.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
-			return fmt.Errorf("unlocking what a frozen holder has lost gives %v, want %w", err, lock.ErrNotHeld)
+			return errors.Join(errors.New("the lock of the frozen holder was still its own: nobody else can have had it"), err)
 		}
 		if err := s.sellOut(ctx, w, 2); err != nil {
 			return err

@@ -101,7 +101,7 @@ func (c *Config) Open(ctx context.Context, connections int) (_ *Stores, err erro
 	}
 	if s.DB, err = openDB(s.Config.DB, s.Config.DSN, connections); err == nil {
 		s.cleanUp = append(s.cleanUp, func() { _ = s.DB.pool.Close() })
-		err = s.DB.pool.PingContext(ctx)
+		err = s.DB.connect(ctx, connections)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("-dsn: %w; want a %s that can be written", err, s.Config.DB)
