@@ -67,6 +67,14 @@ func everywhere() map[string]func(t *testing.T) []string {
 	return map[string]func(t *testing.T) []string{
 		"embedded": func(*testing.T) []string { return nil },
 		"redis":    func(t *testing.T) []string { return []string{"-redis", testutil.StartRedis(t).Addr()} },
+		"redis and PostgreSQL": func(t *testing.T) []string {
+			dsn := "postgres://test@" + testutil.StartPostgres(t).Addr() + "/postgres?sslmode=disable"
+			return []string{"-redis", testutil.StartRedis(t).Addr(), "-db", "postgres", "-dsn", dsn}
+		},
+		"redis and MariaDB": func(t *testing.T) []string {
+			dsn := "root@tcp(" + testutil.StartMariaDB(t).Addr() + ")/test"
+			return []string{"-redis", testutil.StartRedis(t).Addr(), "-db", "mysql", "-dsn", dsn}
+		},
 	}
 }
 
