@@ -56,10 +56,12 @@ func (h *held) unlock(ctx context.Context) error {
 	case err == nil:
 		h.settled = true
 		h.tell(Released, nil)
+	case errors.Is(err, ErrNotHeld) && h.unsure:
+		// As a rule that release has worked and only its answer was lost, but the store cannot tell it from a loss.
+		h.settled = true
+		h.unlockErr = fmt.Errorf("lock: unlock %q, outcome unknown: an earlier release got no answer, and now the lock is free or another's", h.claim.Name)
+		h.tell(ReleaseUnknown, h.unlockErr)
 	case errors.Is(err, ErrNotHeld):
-		if h.unsure {
-			err = fmt.Errorf("%w, or an earlier release that got no answer has freed it", err)
-		}
 		h.settled, h.unlockErr = true, fmt.Errorf("lock: unlock %q: %w", h.claim.Name, err)
 		h.tell(NotHeld, h.unlockErr)
 	default:

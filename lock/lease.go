@@ -132,8 +132,9 @@ func (l *Lease) Stop() error {
 // is dead, because a lock that stays behind makes everybody wait: it takes the values of ctx, and at most twice
 // CallTimeout. It may be called again.
 //
-// ErrNotHeld: the lock was not held any more, so somebody else may have had it meanwhile. Any other error: the store
-// gave no answer, and the lock is free at the latest when its TTL has passed; calling again tries again.
+// ErrNotHeld: the lock was not held any more, so somebody else may have had it meanwhile. Any other error: the store gave
+// no answer, at least not to the first release, so whether the lock was held until then is unknown; it is free at the
+// latest when its TTL has passed, and calling again tries again unless it is free already.
 func (l *Lease) Unlock(ctx context.Context) error {
 	if !l.leave() {
 		return nil

@@ -43,7 +43,8 @@ const (
 	Released
 	// NotHeld: Unlock found the lock not held any more.
 	NotHeld
-	// ReleaseUnknown: Unlock got no answer; the lock is free at the latest when its TTL ends.
+	// ReleaseUnknown: Unlock got no answer, or only to a later release, which found the lock not held; it is free at the
+	// latest when its TTL ends.
 	ReleaseUnknown
 )
 
