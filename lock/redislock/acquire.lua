@@ -15,9 +15,8 @@ if held then
   if owner ~= ARGV[1] then
     return {0, left}
   end
-  if left < tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  end
+  -- It always writes, also when the TTL stays: WAIT is about what its connection has written.
+  redis.call('PEXPIRE', KEYS[1], math.max(left, tonumber(ARGV[2])))
   return {1, token}
 end
 

@@ -1,8 +1,9 @@
 // Package redislock keeps locks in Redis: one string a lock, set and compared by scripts, so that each step is one
 // command and exact.
 //
-// It is as safe as one Redis is: a failover to a replica that has not yet seen a lock forgets it, and then two may
-// hold it for up to a TTL. Set Options.Fence and check the token where that matters.
+// Backend keeps them in one Redis, or one Cluster, and is as safe as one Redis is: a failover to a replica that has not
+// yet seen a lock forgets it, and then two may hold it for up to a TTL. Options.Replicas makes that rare. Set
+// Options.Fence and check the token where it matters.
 package redislock
 
 import (
@@ -31,6 +32,19 @@ type Options struct {
 	Fence bool
 	// NoWakeUp leaves waiters to poll: no message is published on release, and no connection is used to receive them.
 	NoWakeUp bool
+	// Replicas is how many replicas must have acknowledged a grant, or a renewal, before it counts; they are waited for
+	// with WAIT, for at most ReplicaTimeout, and fewer are an error that matches ErrNotReplicated. A lock whose grant was
+	// refused so is to be released, as after any acquire of unknown outcome, and an Engine does it; a lease whose renewals
+	// are refused so is lost at its deadline. So it costs a round trip to a replica and a connection for as long, and
+	// nothing can be locked while the replicas are away.
+	//
+	// It narrows the hole that a failover opens, and does not close it: unless Replicas is all of them, the replica that is
+	// promoted may be one without the lock, and what they acknowledge is in their memory only. Zero: none. The client must
+	// be a *redis.Client or a *redis.ClusterClient.
+	Replicas int
+	// ReplicaTimeout is in whole milliseconds, below the client's ReadTimeout, and should be much shorter than the TTL. A
+	// renewal gets no more than a twentieth of it, as lock.Options.CallTimeout says. Zero is DefaultReplicaTimeout.
+	ReplicaTimeout time.Duration
 }
 
 // Backend is a lock.Backend and a lock.Notifier in Redis. Make it with New; its methods may be called concurrently.
@@ -67,6 +81,9 @@ func New(client redis.UniversalClient, opts Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := validateReplicas(client, opts); err != nil {
+		return nil, err
+	}
 	b := &Backend{
 		client:  client,
 		opts:    opts,
@@ -99,19 +116,27 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 		fenceLife = millis(max(FenceLife, req.TTL)) // the fence outlives the lock
 	}
 	names := []string{b.keys.lock(req.Name), b.keys.fence(req.Name)}
-	reply, err := b.acquire.run(ctx, b.client, again(b.client), names, req.Owner, millis(req.TTL), fenceLife).Slice()
+	var grant lock.Grant
+	err := b.replicated(ctx, names[0], func(send sender) error {
+		reply, err := b.acquire.run(ctx, send, names, req.Owner, millis(req.TTL), fenceLife).Slice()
+		if err != nil {
+			return err
+		}
+		granted, value, err := parseAcquire(reply)
+		switch {
+		case err != nil:
+			return err
+		case !granted:
+			left := time.Duration(max(0, value)) * time.Millisecond // negative when the lock has no TTL: nothing is known then
+			return &lock.ContendedError{Name: req.Name, RetryAfter: left}
+		}
+		grant.Token = uint64(value)
+		return nil
+	})
 	if err != nil {
 		return lock.Grant{}, err
 	}
-	granted, value, err := parseAcquire(reply)
-	switch {
-	case err != nil:
-		return lock.Grant{}, err
-	case !granted:
-		left := time.Duration(max(0, value)) * time.Millisecond // negative when the lock has no TTL: nothing is known then
-		return lock.Grant{}, &lock.ContendedError{Name: req.Name, RetryAfter: left}
-	}
-	return lock.Grant{Token: uint64(value)}, nil
+	return grant, nil
 }
 
 // parseAcquire takes the two numbers of a reply of acquire.lua. The token comes as a string.
@@ -134,7 +159,9 @@ func (b *Backend) Renew(ctx context.Context, claim lock.Claim, ttl time.Duration
 		return err
 	}
 	names := []string{b.keys.lock(claim.Name)}
-	return held(b.renew.run(ctx, b.client, again(b.client), names, claim.Owner, claim.Token, millis(ttl)))
+	return b.replicated(ctx, names[0], func(send sender) error {
+		return held(b.renew.run(ctx, send, names, claim.Owner, claim.Token, millis(ttl)))
+	})
 }
 
 // Release implements lock.Backend. It is sent exactly once: a second copy would find the lock gone and report
@@ -145,7 +172,7 @@ func (b *Backend) Release(ctx context.Context, claim lock.Claim) error {
 		channel = b.keys.channel()
 	}
 	names := []string{b.keys.lock(claim.Name)}
-	return held(b.release.run(ctx, b.client, once(b.client), names, claim.Owner, claim.Token, channel, claim.Name))
+	return held(b.release.run(ctx, once(b.client), names, claim.Owner, claim.Token, channel, claim.Name))
 }
 
 // held reads the answer of a script that compares the claim.

@@ -11,7 +11,6 @@ local owner, token = string.match(redis.call('GET', KEYS[1]) or '', '^(.*):(%d+)
 if owner ~= ARGV[1] or (ARGV[2] ~= '0' and ARGV[2] ~= token) then
   return 0
 end
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
-end
+-- It always writes, also when the TTL stays: WAIT is about what its connection has written.
+redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3])))
 return 1

@@ -17,8 +17,8 @@ var renewSource string
 //go:embed release.lua
 var releaseSource string
 
-// script is a Lua script, and its hash once a server has told it. It is not computed here, because SHA-1 panics where
-// only FIPS 140 algorithms are allowed.
+// script is a Lua script, and its hash once a server, any server, has told it. It is not computed here, because SHA-1
+// panics where only FIPS 140 algorithms are allowed.
 type script struct {
 	source string
 	hash   atomic.Pointer[string]
@@ -28,10 +28,12 @@ type script struct {
 type sender func(context.Context, *redis.Cmd) error
 
 // run sends the script by its hash, and whole to a server that has not seen it.
-func (s *script) run(ctx context.Context, client redis.UniversalClient, send sender, keys []string, args ...any) *redis.Cmd {
+func (s *script) run(ctx context.Context, send sender, keys []string, args ...any) *redis.Cmd {
 	hash := s.hash.Load()
 	if hash == nil {
-		if loaded, err := client.ScriptLoad(ctx, s.source).Result(); err == nil {
+		load := redis.NewCmd(ctx, "script", "load", s.source)
+		_ = send(ctx, load) // load keeps the error
+		if loaded, err := load.Text(); err == nil {
 			hash = &loaded
 			s.hash.Store(hash)
 		}
