@@ -24,7 +24,7 @@ export GOWORK := off
 each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock lint fuzz bench tidy check chaos soak
+.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock test-redlock lint fuzz bench tidy check chaos soak
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
@@ -70,6 +70,10 @@ test-zk: needed ## Test lock/zklock alone, on ZooKeeper servers, one and three
 test-redis-lock: needed ## Test lock/redislock alone
 	go test -race -shuffle=on -count=1 ./lock/redislock
 	cd lock/historytest && go test -race -count=1 -run Redis ./...
+
+test-redlock: needed ## Test the Redlock of lock/redislock, on five redis-servers
+	go test -race -shuffle=on -count=1 -run Redlock ./lock/redislock
+	cd lock/historytest && go test -race -count=1 -run Redlock ./...
 
 lint: $(LINT) modules ## Lint every module with the one .golangci.yml
 	$(call each,lint,"$(LINT)" run --config "$(CURDIR)/.golangci.yml" ./...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -110,6 +111,71 @@ func TestRedisIsOneLock(t *testing.T) {
 	}
 	backend := open(server.Client(t))
 	isOfOneLock(t, record(t, 2*time.Millisecond, backend, lossy(backend)))
+}
+
+// The promise of a Redlock holds while no node forgets what it knew, whoever else is out of reach.
+func TestRedlockIsOneLockWhileNodesAreOutOfReach(t *testing.T) {
+	var nodes [5]*testutil.Redis
+	var links [5]*testutil.Link
+	for i := range nodes {
+		nodes[i] = testutil.StartRedis(t)
+		links[i] = testutil.NewLink(t, nodes[i].Addr())
+	}
+	open := func(addr func(node int) string) lock.Backend {
+		var clients []redis.UniversalClient
+		for i := range nodes {
+			// A client that gives up soon is one whose refused connections count as answers.
+			clients = append(clients, testutil.NewClient(t, addr(i), func(o *redis.Options) {
+				o.ContextTimeoutEnabled, o.DialerRetries, o.PoolSize = true, 1, 1<<10
+			}))
+		}
+		backend, err := redislock.NewRedlock(clients, redislock.RedlockOptions{Namespace: "test", NodeTimeout: ttl / 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(backend.Close)
+		return backend
+	}
+	steady := open(func(node int) string { return nodes[node].Addr() })
+	cut := open(func(node int) string { return links[node].Addr() })
+	stop := make(chan struct{})
+	var faults sync.WaitGroup
+	faults.Go(func() { faulty(links[:], stop) })
+	history := record(t, 50*time.Millisecond, steady, cut, lossy(steady))
+	close(stop)
+	faults.Wait()
+	isOfOneLock(t, withoutRefusals(history)) // a vote that nobody won refuses all
+}
+
+// faulty cuts and freezes links, one or two at a time and then three of them, until stop.
+func faulty(links []*testutil.Link, stop <-chan struct{}) {
+	ticker := time.NewTicker(300 * time.Millisecond)
+	defer ticker.Stop()
+	for n := 0; ; n++ {
+		for i, link := range links {
+			link.Thaw()
+			link.Resume()
+			switch (i + n) % len(links) {
+			case 0:
+				link.Cut()
+			case 1:
+				link.Freeze()
+			case 2:
+				if n%4 == 3 { // a majority
+					link.Cut()
+				}
+			}
+		}
+		select {
+		case <-stop:
+			for _, link := range links {
+				link.Thaw()
+				link.Resume()
+			}
+			return
+		case <-ticker.C:
+		}
+	}
 }
 
 func openEtcd(t *testing.T, addrs ...string) lock.Backend {

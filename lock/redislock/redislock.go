@@ -4,6 +4,8 @@
 // Backend keeps them in one Redis, or one Cluster, and is as safe as one Redis is: a failover to a replica that has not
 // yet seen a lock forgets it, and then two may hold it for up to a TTL. Options.Replicas makes that rare. Set
 // Options.Fence and check the token where it matters.
+//
+// Redlock keeps them on a majority of independent masters, and has no fence.
 package redislock
 
 import (

@@ -289,11 +289,30 @@ type holderReport struct {
 	Unlock string // error of the unlock
 }
 
+// holderBackend is a Redlock if there are several clients.
+func holderBackend(clients []redis.UniversalClient) (interface {
+	lock.Backend
+	Close()
+}, error,
+) {
+	if len(clients) == 1 {
+		return redislock.New(clients[0], redislock.Options{Namespace: "test"})
+	}
+	return redislock.NewRedlock(clients, redislock.RedlockOptions{Namespace: "test"})
+}
+
 // holder is a process that holds the lock until it has lost it.
 func holder(ctx context.Context, args testutil.Args) error {
-	client := redis.NewClient(&redis.Options{Addr: args["addr"]})
-	defer func() { _ = client.Close() }()
-	backend, err := redislock.New(client, redislock.Options{Namespace: "test"})
+	var clients []redis.UniversalClient
+	for addr := range strings.SplitSeq(args["addr"], ",") {
+		clients = append(clients, redis.NewClient(&redis.Options{Addr: addr}))
+	}
+	defer func() {
+		for _, client := range clients {
+			_ = client.Close()
+		}
+	}()
+	backend, err := holderBackend(clients)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,9 @@ import (
 //go:embed acquire.lua
 var acquireSource string
 
+//go:embed vote.lua
+var voteSource string
+
 //go:embed renew.lua
 var renewSource string
 
