@@ -414,6 +414,9 @@ func TestOneOfEightRacersHoldsARedlockAtATime(t *testing.T) {
 				if n := inside.Add(1); n != 1 {
 					t.Errorf("%d hold the lock", n)
 				}
+				if err := lease.Extend(t.Context(), time.Minute); err != nil { // some time in which others try
+					t.Error(err)
+				}
 				total.Add(1)
 				inside.Add(-1)
 				if err := lease.Unlock(t.Context()); err != nil {
