@@ -17,9 +17,11 @@ type Process struct {
 	Err error
 }
 
-// Start starts cmd as a child that dies with this process.
+// Start starts cmd as a child that dies with this process. If cmd has a SysProcAttr, it is one that DieWithParent made.
 func Start(cmd *exec.Cmd) (*Process, error) {
-	cmd.SysProcAttr = DieWithParent()
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = DieWithParent()
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ type Server struct {
 	logPath string
 	command func() *exec.Cmd
 	answers func() bool
+	family  bool           // Freeze and Thaw go to its children too
 	process *child.Process // nil while killed
 }
 
@@ -49,10 +51,37 @@ func (s *Server) Start() {
 }
 
 // Freeze stops the server's process with SIGSTOP: connections stay open and nothing answers. Thaw lets it go on.
-func (s *Server) Freeze() { sendSignal(s.tb, s.process, sigStop) }
+func (s *Server) Freeze() { s.signal(sigStop) }
 
 // Thaw undoes Freeze.
-func (s *Server) Thaw() { sendSignal(s.tb, s.process, sigCont) }
+func (s *Server) Thaw() { s.signal(sigCont) }
+
+func (s *Server) signal(sig syscall.Signal) {
+	s.tb.Helper()
+	sendSignal(s.tb, s.process, sig)
+	if s.family {
+		for _, pid := range children(s.tb, s.process.PID()) {
+			_ = syscall.Kill(pid, sig) // fails only for one that has ended
+		}
+	}
+}
+
+// stop asks the server to end, and waits for that a little. A server that is not running is left alone.
+func (s *Server) stop(sig syscall.Signal) {
+	if s.process == nil {
+		return
+	}
+	if !s.process.Exited() {
+		s.Thaw() // a frozen one would not hear
+	}
+	_ = s.process.Signal(sig) // fails only for one that has ended
+	timer := time.NewTimer(serverStart)
+	defer timer.Stop()
+	select {
+	case <-s.process.Done:
+	case <-timer.C:
+	}
+}
 
 func (s *Server) run() {
 	s.tb.Helper()

@@ -1,7 +1,10 @@
 package testutil
 
 import (
+	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -22,4 +25,20 @@ func sendSignal(tb testing.TB, p *child.Process, sig os.Signal) {
 	if err := p.Signal(sig); err != nil {
 		tb.Fatalf("cannot send %v to process %d: %v", sig, p.PID(), err)
 	}
+}
+
+// children are the processes that a process has started.
+func children(tb testing.TB, pid int) []int {
+	tb.Helper()
+	list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var pids []int
+	for _, field := range strings.Fields(string(list)) {
+		if n, err := strconv.Atoi(field); err == nil {
+			pids = append(pids, n)
+		}
+	}
+	return pids
 }

@@ -1,0 +1,95 @@
+package sqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// kind is what an error of a driver means for a statement outside of a transaction.
+type kind uint8
+
+const (
+	failed    kind = iota // nothing is known: the outcome either
+	transient             // nothing was done, and the next try may do it: a deadlock, a serialization failure, a busy file
+	waited                // nothing was done, because another transaction has locked the row
+	duplicate             // nothing was done, because another session did it at the same time
+)
+
+// classify looks at what the drivers have in common, as no driver is imported here: PostgreSQL's have a method SQLState,
+// SQLite's in Go a method Code. The number of a MySQL error is in a field, which only its own type could read, and at the
+// beginning of its text.
+func classify(err error) kind {
+	if e := (interface{ SQLState() string })(nil); errors.As(err, &e) {
+		switch e.SQLState() {
+		case "40P01", "40001": // deadlock_detected, serialization_failure
+			return transient
+		case "55P03": // lock_not_available
+			return waited
+		case "23505", "42P07": // unique_violation, duplicate_table
+			return duplicate
+		}
+		return failed
+	}
+	if e := (interface{ Code() int })(nil); errors.As(err, &e) {
+		switch e.Code() & 0xff { // the rest says more exactly what it was
+		case 5, 6: // SQLITE_BUSY, SQLITE_LOCKED
+			return transient
+		}
+		return failed
+	}
+	for ; err != nil; err = errors.Unwrap(err) {
+		text := err.Error()
+		var number int
+		if _, scanErr := fmt.Sscanf(strings.ToLower(text), "error %d", &number); scanErr == nil {
+			switch number {
+			case 1213: // ER_LOCK_DEADLOCK
+				return transient
+			case 1205, 3572: // ER_LOCK_WAIT_TIMEOUT, ER_LOCK_NOWAIT
+				return waited
+			}
+			return failed
+		}
+		if strings.Contains(text, "database is locked") || strings.Contains(text, "database table is locked") {
+			return transient // another driver of SQLite
+		}
+	}
+	return failed
+}
+
+// retry calls f until it succeeds, or fails otherwise than as one of again, or tries are used up, or ctx ends.
+func retry(ctx context.Context, tries int, f func() error, again ...kind) error {
+	delay := time.Millisecond
+	for {
+		err := f()
+		tries--
+		if err == nil || tries == 0 || !isOne(classify(err), again) || !pause(ctx, delay/2+rand.N(delay)) {
+			return err
+		}
+		delay = min(2*delay, 50*time.Millisecond)
+	}
+}
+
+func isOne(k kind, of []kind) bool {
+	for _, other := range of {
+		if k == other {
+			return true
+		}
+	}
+	return false
+}
+
+// pause waits for d; false if ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
