@@ -20,7 +20,7 @@ type Server struct {
 	logPath string
 	command func() *exec.Cmd
 	answers func() bool
-	family  bool           // Freeze and Thaw go to its children too
+	family  bool           // its children are killed, frozen and thawed with it
 	process *child.Process // nil while killed
 }
 
@@ -37,10 +37,14 @@ func (s *Server) Addr() string { return s.addr }
 
 // Kill kills the server with SIGKILL and waits until it is gone. A server that is not running is left alone.
 func (s *Server) Kill() {
-	if s.process != nil {
-		s.process.Kill()
-		s.process = nil
+	if s.process == nil {
+		return
 	}
+	if s.family && !s.process.Exited() {
+		killChildren(s.tb, s.process)
+	}
+	s.process.Kill()
+	s.process = nil
 }
 
 // Start starts the server again, with the data it had, and waits until it answers.

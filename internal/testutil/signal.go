@@ -42,3 +42,21 @@ func children(tb testing.TB, pid int) []int {
 	}
 	return pids
 }
+
+// killChildren kills the children of p, which is frozen thereby, and waits until they are dead: what they shared with it is
+// free then.
+func killChildren(tb testing.TB, p *child.Process) {
+	tb.Helper()
+	sendSignal(tb, p, sigStop) // so that it starts no others
+	for _, pid := range children(tb, p.PID()) {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // fails only for one that has ended
+		dead := func() bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			_, state, _ := strings.Cut(string(stat), ") ")
+			return err != nil || strings.HasPrefix(state, "Z")
+		}
+		if !poll(serverStart, dead) {
+			tb.Fatalf("process %d does not die", pid)
+		}
+	}
+}

@@ -34,7 +34,7 @@ func StartPostgres(tb testing.TB) *Server {
 		port := freePort(tb)
 		command := func() *exec.Cmd {
 			cmd := exec.CommandContext(detached(tb), postgres, "-D", data, "-h", "127.0.0.1", "-p", strconv.Itoa(port), "-k", dir,
-				"-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off", "-c", "shared_buffers=16MB",
+				"-c", "fsync=off", "-c", "full_page_writes=off", "-c", "shared_buffers=16MB",
 				"-c", "max_connections=200", "-c", "autovacuum=off")
 			cmd.Dir, cmd.SysProcAttr = dir, attr
 			return cmd
@@ -113,7 +113,7 @@ func StartMariaDB(tb testing.TB) *Server {
 			return exec.CommandContext(detached(tb), bin, "--no-defaults", "--user=root", "--skip-grant-tables",
 				"--datadir="+filepath.Join(dir, "data"), "--socket="+filepath.Join(dir, "socket"), "--pid-file="+filepath.Join(dir, "pid"),
 				"--bind-address=127.0.0.1", fmt.Sprintf("--port=%d", port), "--skip-name-resolve", "--performance-schema=0",
-				"--max-connections=200", "--innodb-flush-log-at-trx-commit=0", "--innodb-flush-method=nosync",
+				"--max-connections=200", "--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync",
 				"--innodb-doublewrite=0", "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=4M", "--skip-innodb-use-native-aio")
 		}
 		answers := func() bool {

@@ -222,6 +222,14 @@ func (d Dialect) statements(table string) statements {
 			` WHERE name = :name AND owner = :owner AND (token = :token OR :token = 0) AND expires_at > {now} AND NOT {late}`)
 		return s
 	}
+	if d == PostgreSQL {
+		// An UPDATE that has waited for a lock of its row looks again only at what has changed in the row meanwhile. The
+		// clock is read after the wait if the row is locked first.
+		s.renew = sql(`WITH held AS (SELECT name, expires_at FROM {table}` +
+			` WHERE name = :name AND owner = :owner AND (token = :token OR :token = 0) FOR UPDATE)` +
+			` UPDATE {table} AS lock SET expires_at = GREATEST(lock.expires_at, {now} + :ttl) FROM held` +
+			` WHERE lock.name = held.name AND held.expires_at > {now} AND NOT {late}`)
+	}
 	s.take = sql(`INSERT INTO {table} AS held (name, owner, token, expires_at)` +
 		` VALUES (:name, :owner, {now}, {now} + :ttl)` +
 		` ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,` +

@@ -99,21 +99,24 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 	if err := req.Validate(); err != nil {
 		return lock.Grant{}, err
 	}
-	started := time.Now()
-	p := params{name: column(req.Name), owner: column(req.Owner), ttl: micros(req.TTL), limit: micros(limit(ctx, req.TTL))}
+	p := params{name: column(req.Name), owner: column(req.Owner), ttl: micros(req.TTL)}
 	if err := b.look(ctx, p); err != nil {
 		return lock.Grant{}, b.refusal(req.Name, err)
 	}
 	var token int64
-	err := retry(ctx, tries, func() (err error) {
+	err := retry(ctx, tries, func() error {
+		sent, limit := time.Now(), limit(ctx, req.TTL)
+		p.limit = micros(limit)
+		var err error
 		token, err = b.take(ctx, p)
+		if err == nil && token == 0 && time.Since(sent) >= limit {
+			return errLate
+		}
 		return err
 	}, transient)
 	switch {
 	case err != nil:
 		return lock.Grant{}, b.refusal(req.Name, err)
-	case token == 0 && time.Since(started) >= time.Duration(p.limit)*time.Microsecond:
-		return lock.Grant{}, errors.Join(errLate, ctx.Err())
 	case token == 0:
 		return lock.Grant{}, &lock.ContendedError{Name: req.Name}
 	}
@@ -190,38 +193,41 @@ func (b *Backend) Renew(ctx context.Context, claim lock.Claim, ttl time.Duration
 	if err := lock.ValidateTTL(ttl); err != nil {
 		return err
 	}
-	started := time.Now()
 	p := claimed(claim)
-	p.ttl, p.limit = micros(ttl), micros(limit(ctx, ttl))
-	err := b.change(ctx, b.sql.renew, p, b.dialect == MySQL)
-	if errors.Is(err, lock.ErrNotHeld) && time.Since(started) >= time.Duration(p.limit)*time.Microsecond {
-		return errors.Join(errLate, ctx.Err())
-	}
-	return err
+	p.ttl = micros(ttl)
+	return retry(ctx, tries, func() error {
+		sent, limit := time.Now(), limit(ctx, ttl)
+		p.limit = micros(limit)
+		err := b.change(ctx, b.sql.renew, p, b.dialect == MySQL)
+		if errors.Is(err, lock.ErrNotHeld) && time.Since(sent) >= limit {
+			return errLate
+		}
+		return err
+	}, transient)
 }
 
 // Release implements lock.Backend. The row stays, with its token, until Prune.
 func (b *Backend) Release(ctx context.Context, claim lock.Claim) error {
-	return b.change(ctx, b.sql.release, claimed(claim), false)
+	return retry(ctx, tries, func() error {
+		return b.change(ctx, b.sql.release, claimed(claim), false)
+	}, transient)
 }
 
 // change runs a statement that changes the row of a claim, or returns lock.ErrNotHeld.
 func (b *Backend) change(ctx context.Context, s statement, p params, byID bool) error {
-	return retry(ctx, tries, func() error {
-		result, err := b.db.ExecContext(ctx, s.text, s.args(p)...)
-		if err != nil {
-			return err
-		}
-		count := result.RowsAffected
-		if byID {
-			count = result.LastInsertId
-		}
-		n, err := count()
-		if err == nil && n == 0 {
-			return lock.ErrNotHeld
-		}
+	result, err := b.db.ExecContext(ctx, s.text, s.args(p)...)
+	if err != nil {
 		return err
-	}, transient)
+	}
+	count := result.RowsAffected
+	if byID {
+		count = result.LastInsertId
+	}
+	n, err := count()
+	if err == nil && n == 0 {
+		return lock.ErrNotHeld
+	}
+	return err
 }
 
 // Prune deletes the rows of locks that nobody holds and whose last grant is longer ago than idle, and returns how many. It

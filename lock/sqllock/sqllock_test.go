@@ -1,9 +1,14 @@
 package sqllock_test
 
 import (
+	"context"
+	"crypto/rand"
 	"database/sql"
+	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(testutil.Main(m, nil))
+	os.Exit(testutil.Main(m, map[string]testutil.Role{"holder": holder, "session": sessionHolder}))
 }
 
 // patience bounds what a test waits for.
@@ -89,6 +94,7 @@ func TestOnPostgreSQL(t *testing.T) { run(t, postgres(t)) }
 func TestOnMariaDB(t *testing.T)    { run(t, mariaDB(t)) }
 func TestOnSQLite(t *testing.T)     { run(t, sqlite(t)) }
 
+// run runs all tests that a database is for, on one server.
 func run(t *testing.T, d database) {
 	t.Helper()
 	backend := d.backend(t, d.open(t, ""))
@@ -96,4 +102,122 @@ func run(t *testing.T, d database) {
 	t.Run("conforms", func(t *testing.T) {
 		locktest.Run(t, func(testing.TB) lock.Backend { return backend })
 	})
+	everywhere := map[string]func(*testing.T, database){
+		"several make the table at a time":                        tablesAreMadeTogether,
+		"a table of another name, in a schema too":                otherTables,
+		"tokens go on rising when rows were pruned":               tokensRiseOverPrune,
+		"what is held, or was of late, is not pruned":             pruneKeepsWhatIsNew,
+		"many get a fresh lock one after the other":               firstInserts,
+		"who waits for a connection is not told it is held":       poolIsUsedUp,
+		"a holder that was killed leaves the lock after its TTL":  holderIsKilled,
+		"a frozen holder knows it lost, and its writes are void":  holderIsFrozen,
+		"a fence lets no lower token write":                       fenceRefusesLower,
+		"a guard without the lock says so":                        guardNeedsTheLock,
+		"a guarded transaction commits only as the holder":        guardExcludesTheNext,
+		"a name that is too long for the table is one of its own": longNames,
+	}
+	servers := map[string]func(*testing.T, database){
+		"an expired lock is held while its holder's transaction is guarded": guardedIsHeld,
+		"a request whose client has gone is not granted later":              lateIsVoid,
+		"a renewal whose client has gone does nothing later":                lateRenewalIsVoid,
+		"isolation levels of sessions do not matter":                        isolationLevels,
+		"locks of rows last as long as their transactions":                  rowLocks,
+		"a session lock excludes others":                                    sessionsExclude,
+		"those who wait for a session lock get it":                          sessionsWait,
+		"a wait for a session lock that ends leaves nothing behind":         sessionsGiveUp,
+		"a session that ends is told, and lost with what it did":            sessionsAreLost,
+		"a session lock of a killed process is free":                        sessionsOfTheKilled,
+		"session locks with odd names":                                      sessionNames,
+		// These harm the server.
+		"a holder that is cut off knows before others get the lock": holderIsCutOff,
+		"a request whose reply was lost leaves no lock":             replyIsLost,
+		"a server that is frozen is an error in time":               serverIsFrozen,
+		"tokens rise, and locks stay, over a restart":               serverRestarts,
+	}
+	if d.server != nil {
+		maps.Copy(everywhere, servers)
+	}
+	for name, test := range everywhere {
+		t.Run(name, func(t *testing.T) { test(t, d) })
+	}
+}
+
+// engine makes an engine over a backend of db, and a name that no other test uses.
+func engine(tb testing.TB, d database, db *sql.DB, opts lock.Options) (made *lock.Engine, name string) {
+	tb.Helper()
+	if opts.CallTimeout == 0 {
+		opts.CallTimeout = patience
+	}
+	made, err := lock.New(d.backend(tb, db), opts)
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, made.Close(context.WithoutCancel(tb.Context()))) })
+	return made, tb.Name() + rand.Text()
+}
+
+func begin(tb testing.TB, db *sql.DB) *sql.Tx {
+	tb.Helper()
+	tx, err := db.BeginTx(tb.Context(), nil)
+	must(tb, err)
+	tb.Cleanup(func() { _ = tx.Rollback() }) // unless it has ended
+	return tx
+}
+
+func exec(tb testing.TB, on interface {
+	ExecContext(context.Context, string, ...any) (sql.Result, error)
+}, query string,
+) {
+	tb.Helper()
+	if _, err := on.ExecContext(tb.Context(), query); err != nil {
+		tb.Fatalf("%s: %v", query, err)
+	}
+}
+
+// wants fails the test unless err matches all of targets.
+func wants(tb testing.TB, err error, targets ...error) {
+	tb.Helper()
+	for _, target := range targets {
+		if !errors.Is(err, target) {
+			tb.Fatalf("got error %v, want one that matches %v", err, target)
+		}
+	}
+}
+
+func TestNewNamesWhatIsWrong(t *testing.T) {
+	db := sqlite(t).open(t, "")
+	for want, got := range map[string]func() error{
+		"database is nil": func() error { _, err := sqllock.New(nil, sqllock.Options{Dialect: sqllock.SQLite}); return err },
+		"Dialect is 0":    func() error { _, err := sqllock.New(db, sqllock.Options{}); return err },
+		"Dialect is 9":    func() error { _, err := sqllock.New(db, sqllock.Options{Dialect: 9}); return err },
+		`Table is "a;b"`: func() error {
+			_, err := sqllock.New(db, sqllock.Options{Dialect: sqllock.SQLite, Table: "a;b"})
+			return err
+		},
+		`Table is "C"`: func() error {
+			_, err := sqllock.New(db, sqllock.Options{Dialect: sqllock.MySQL, Table: "a.C"})
+			return err
+		},
+		`Table is ""`:   func() error { _, err := sqllock.NewFence(sqllock.FenceOptions{Dialect: sqllock.MySQL, Key: "id"}); return err },
+		`Key is "1"`: func() error {
+			_, err := sqllock.NewFence(sqllock.FenceOptions{Dialect: sqllock.MySQL, Table: "t", Key: "1"})
+			return err
+		},
+		"CheckEvery is -1ns": func() error {
+			_, err := sqllock.NewSessions(db, sqllock.SessionOptions{Dialect: sqllock.MySQL, CheckEvery: -1})
+			return err
+		},
+		"unsupported": func() error {
+			_, err := sqllock.NewSessions(db, sqllock.SessionOptions{Dialect: sqllock.SQLite})
+			return err
+		},
+		"idle is 1s": func() error {
+			backend, err := sqllock.New(db, sqllock.Options{Dialect: sqllock.SQLite})
+			must(t, err)
+			_, err = backend.Prune(t.Context(), time.Second)
+			return err
+		},
+	} {
+		if err := got(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want one with %q", err, want)
+		}
+	}
 }

@@ -1,0 +1,162 @@
+package sqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/sqllock"
+)
+
+// The tests of what keeps a transaction from being that of a former holder.
+
+// items makes a table with a row 1 that no token has written.
+func items(tb testing.TB, _ database, db *sql.DB) {
+	tb.Helper()
+	exec(tb, db, "DROP TABLE IF EXISTS items")
+	exec(tb, db, "CREATE TABLE items (id BIGINT PRIMARY KEY, fence BIGINT, value BIGINT)")
+	exec(tb, db, "INSERT INTO items (id, value) VALUES (1, 0)")
+}
+
+func newFence(dialect sqllock.Dialect) (*sqllock.Fence, error) {
+	return sqllock.NewFence(sqllock.FenceOptions{Dialect: dialect, Table: "items", Key: "id"})
+}
+
+func fenceRefusesLower(t *testing.T, d database) {
+	db := d.open(t, "")
+	items(t, d, db)
+	fence, err := newFence(d.dialect)
+	must(t, err)
+	check := func(id, token uint64) error {
+		tx := begin(t, db)
+		if err := fence.Check(t.Context(), tx, int64(id), token); err != nil {
+			_ = tx.Rollback()
+			return err
+		}
+		return tx.Commit()
+	}
+	must(t, check(1, 5))
+	must(t, check(1, 5)) // another write of the same holder
+	must(t, check(1, 6))
+	wants(t, check(1, 5), sqllock.ErrStaleToken)
+	must(t, check(1, 6))
+	wants(t, check(2, 7), sql.ErrNoRows)
+}
+
+func guardNeedsTheLock(t *testing.T, d database) {
+	db := d.open(t, "")
+	made, name := engine(t, d, db, lock.Options{TTL: time.Minute})
+	backend := d.backend(t, db)
+	guard := func(token uint64) error {
+		tx := begin(t, db)
+		defer func() { must(t, tx.Rollback()) }()
+		return backend.Guard(t.Context(), tx, name, token)
+	}
+	wants(t, guard(1), lock.ErrNotHeld)
+	lease, err := made.TryLock(t.Context(), name)
+	must(t, err)
+	must(t, guard(lease.Token()))
+	wants(t, guard(lease.Token()+1), lock.ErrNotHeld)
+	must(t, lease.Unlock(t.Context()))
+	wants(t, guard(lease.Token()), lock.ErrNotHeld)
+}
+
+// expired gets a lock that nobody renews, and waits until it has expired in the database.
+func expired(t *testing.T, d database, db *sql.DB, between func(*lock.Lease)) (lease *lock.Lease, name string) {
+	t.Helper()
+	made, name := engine(t, d, db, lock.Options{TTL: 300 * time.Millisecond, Watchdog: lock.Off})
+	probe, other := engine(t, d, db, lock.Options{TTL: 300 * time.Millisecond, Watchdog: lock.Off, RetryMax: 50 * time.Millisecond})
+	lease, err := made.TryLock(t.Context(), name)
+	must(t, err)
+	between(lease)
+	_, err = probe.TryLock(t.Context(), other)
+	must(t, err)
+	_, err = probe.Lock(t.Context(), other) // when this one has expired, so has the first
+	must(t, err)
+	return lease, name
+}
+
+func guardedIsHeld(t *testing.T, d database) {
+	db := d.open(t, "")
+	var tx *sql.Tx
+	lease, name := expired(t, d, db, func(lease *lock.Lease) {
+		tx = begin(t, db)
+		must(t, d.backend(t, db).Guard(t.Context(), tx, lease.Name(), lease.Token()))
+	})
+	wants(t, lease.Err(), lock.ErrLost)
+	next, _ := engine(t, d, db, lock.Options{TTL: time.Minute})
+	_, err := next.TryLock(t.Context(), name)
+	wants(t, err, lock.ErrNotAcquired)
+	must(t, tx.Commit())
+	second, err := next.TryLock(t.Context(), name)
+	must(t, err)
+	must(t, second.Unlock(t.Context()))
+}
+
+// guardExcludesTheNext lets a holder write when the lock has gone to another one, which writes too.
+func guardExcludesTheNext(t *testing.T, d database) {
+	db := d.open(t, "")
+	items(t, d, db)
+	backend := d.backend(t, db)
+	write := func(tx *sql.Tx, name string, token uint64) error {
+		if _, err := tx.ExecContext(t.Context(), "UPDATE items SET value = value + 1 WHERE id = 1"); err != nil {
+			return err
+		}
+		if err := backend.Guard(t.Context(), tx, name, token); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	var early *sql.Tx
+	lease, name := expired(t, d, db, func(*lock.Lease) {
+		early = begin(t, db)
+		var value int
+		must(t, early.QueryRowContext(t.Context(), "SELECT value FROM items WHERE id = 1").Scan(&value)) // its snapshot is of now
+	})
+	made, _ := engine(t, d, db, lock.Options{TTL: time.Minute})
+	next, err := made.TryLock(t.Context(), name)
+	must(t, err)
+	if err := write(early, name, lease.Token()); err == nil {
+		t.Error("a former holder has written")
+	}
+	_ = early.Rollback()
+	must(t, write(begin(t, db), name, next.Token()))
+	must(t, next.Unlock(t.Context()))
+	var value int
+	must(t, db.QueryRowContext(t.Context(), "SELECT value FROM items WHERE id = 1").Scan(&value))
+	if value != 1 {
+		t.Errorf("%d transactions have written, want that of the holder", value)
+	}
+}
+
+func rowLocks(t *testing.T, d database) {
+	db := d.open(t, "")
+	backend, name := d.backend(t, db), t.Name()
+	first := begin(t, db)
+	must(t, backend.LockRow(t.Context(), first, name))
+	must(t, backend.LockRow(t.Context(), begin(t, db), name+"x")) // another one
+	got := make(chan error, 1)
+	waiting := begin(t, db)
+	go func() { got <- backend.LockRow(t.Context(), waiting, name) }()
+	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) > 0 }, "the second waits")
+	select {
+	case err := <-got:
+		t.Fatalf("the second did not wait: %v", err)
+	default:
+	}
+	must(t, first.Rollback())
+	must(t, <-got)
+	must(t, waiting.Commit())
+
+	ctx, cancel := context.WithCancel(t.Context())
+	third := begin(t, db)
+	must(t, backend.LockRow(t.Context(), third, name))
+	fourth := begin(t, db)
+	go func() { got <- backend.LockRow(ctx, fourth, name) }()
+	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) > 0 }, "the fourth waits")
+	cancel()
+	wants(t, <-got, context.Canceled)
+}

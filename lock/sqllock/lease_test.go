@@ -1,0 +1,301 @@
+package sqllock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/sqllock"
+)
+
+// The tests of leases, on any database.
+
+func tablesAreMadeTogether(t *testing.T, d database) {
+	db := d.open(t, "")
+	exec(t, db, "DROP TABLE IF EXISTS together")
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			backend, err := sqllock.New(db, sqllock.Options{Dialect: d.dialect, Table: "together"})
+			if err == nil {
+				err = backend.CreateTable(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func otherTables(t *testing.T, d database) {
+	db := d.open(t, "")
+	table := map[sqllock.Dialect]string{
+		sqllock.PostgreSQL: "public.select",
+		sqllock.MySQL:      "test.select",
+		sqllock.SQLite:     "main.select",
+	}[d.dialect]
+	other, err := sqllock.New(db, sqllock.Options{Dialect: d.dialect, Table: table})
+	must(t, err)
+	exec(t, db, other.Schema())
+	req := lock.Request{Name: "job", Owner: "a", TTL: time.Hour}
+	_, err = other.Acquire(t.Context(), req)
+	must(t, err)
+	req.Owner = "b"
+	claim := lock.Claim{Name: "job", Owner: "b"}
+	_, err = d.backend(t, db).Acquire(t.Context(), req) // of the default table
+	must(t, err)
+	must(t, d.backend(t, db).Release(t.Context(), claim))
+	wants(t, other.Release(t.Context(), claim), lock.ErrNotHeld)
+}
+
+// age makes a lock look as if its last grant were so long ago.
+func age(tb testing.TB, db *sql.DB, by time.Duration, name string) {
+	tb.Helper()
+	exec(tb, db, fmt.Sprintf("UPDATE herdgate_locks SET token = token - %d WHERE name = '%s'", by.Microseconds(), name))
+}
+
+func rows(tb testing.TB, db *sql.DB, where string) (n int) {
+	tb.Helper()
+	must(tb, db.QueryRowContext(tb.Context(), "SELECT count(*) FROM herdgate_locks WHERE "+where).Scan(&n))
+	return n
+}
+
+func tokensRiseOverPrune(t *testing.T, d database) {
+	db := d.open(t, "")
+	backend := d.backend(t, db)
+	get := func(owner string) uint64 {
+		grant, err := backend.Acquire(t.Context(), lock.Request{Name: "pruned", Owner: owner, TTL: time.Hour})
+		must(t, err)
+		must(t, backend.Release(t.Context(), lock.Claim{Name: "pruned", Owner: owner, Token: grant.Token}))
+		return grant.Token
+	}
+	last := get("a")
+	age(t, db, 2*time.Hour, "pruned")
+	n, err := backend.Prune(t.Context(), time.Hour)
+	must(t, err)
+	if n < 1 || rows(t, db, "name = 'pruned'") != 0 {
+		t.Errorf("%d rows were pruned, want this one too", n)
+	}
+	if next := get("b"); next <= last {
+		t.Errorf("token %d after %d and a prune", next, last)
+	}
+	// The clock steps back: the row keeps the order.
+	age(t, db, -2*time.Hour, "pruned")
+	last = get("c")
+	if next := get("d"); next != last+1 {
+		t.Errorf("token %d after %d, which is ahead of the clock", next, last)
+	}
+}
+
+func pruneKeepsWhatIsNew(t *testing.T, d database) {
+	db := d.open(t, "")
+	backend := d.backend(t, db)
+	for _, name := range []string{"held", "new"} {
+		_, err := backend.Acquire(t.Context(), lock.Request{Name: name, Owner: "a", TTL: 24 * time.Hour})
+		must(t, err)
+	}
+	must(t, backend.Release(t.Context(), lock.Claim{Name: "new", Owner: "a"}))
+	age(t, db, 2*time.Hour, "held")
+	_, err := backend.Prune(t.Context(), time.Hour)
+	must(t, err)
+	if n := rows(t, db, "name IN ('held', 'new')"); n != 2 {
+		t.Errorf("%d rows are left, want both", n)
+	}
+	must(t, backend.Release(t.Context(), lock.Claim{Name: "held", Owner: "a"}))
+}
+
+// In InnoDB three sessions that insert one key deadlock.
+func firstInserts(t *testing.T, d database) {
+	contenders, names := 20, 15
+	if d.dialect == sqllock.SQLite {
+		contenders, names = 5, 5 // it has one writer at a time
+	}
+	contend(t, d, d.open(t, ""), contenders, names)
+}
+
+func contend(t *testing.T, d database, db *sql.DB, contenders, names int) {
+	t.Helper()
+	made, name := engine(t, d, db, lock.Options{TTL: time.Minute, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
+	for n := range names {
+		var inside atomic.Int32
+		var wg sync.WaitGroup
+		for range contenders {
+			wg.Go(func() {
+				lease, err := made.Lock(t.Context(), fmt.Sprint(name, n))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if inside.Add(1) != 1 {
+					t.Error("two hold the lock")
+				}
+				inside.Add(-1)
+				if err := lease.Unlock(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+func poolIsUsedUp(t *testing.T, d database) {
+	db := d.open(t, "")
+	db.SetMaxOpenConns(1)
+	made, name := engine(t, d, db, lock.Options{CallTimeout: 100 * time.Millisecond})
+	conn, err := db.Conn(t.Context())
+	must(t, err)
+	_, err = made.TryLock(t.Context(), name)
+	wants(t, err, context.DeadlineExceeded)
+	if errors.Is(err, lock.ErrNotAcquired) {
+		t.Errorf("%v: matches ErrNotAcquired, but nobody holds the lock", err)
+	}
+	must(t, conn.Close())
+}
+
+func longNames(t *testing.T, d database) {
+	backend := d.backend(t, d.open(t, ""))
+	long := strings.Repeat("x", 1000)
+	var claims []lock.Claim
+	for _, name := range []string{long + "a", long + "b", strings.Repeat("é", 300)} {
+		grant, err := backend.Acquire(t.Context(), lock.Request{Name: name, Owner: long, TTL: time.Hour})
+		must(t, err)
+		claims = append(claims, lock.Claim{Name: name, Owner: long, Token: grant.Token})
+	}
+	for _, claim := range claims {
+		must(t, backend.Release(t.Context(), claim))
+	}
+}
+
+// holderReport is what the holder process tells its parent.
+type holderReport struct {
+	Token         uint64
+	Lost          bool
+	Unlock        string // error of the unlock
+	Guard, Fenced string // errors of transactions with its token
+}
+
+// holder is a process that holds the lock until it has lost it, and then writes nevertheless.
+func holder(ctx context.Context, args testutil.Args) error {
+	db, err := sql.Open(args["driver"], args["source"])
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	var dialect sqllock.Dialect
+	if _, err := fmt.Sscan(args["dialect"], &dialect); err != nil {
+		return err
+	}
+	backend, err := sqllock.New(db, sqllock.Options{Dialect: dialect})
+	if err != nil {
+		return err
+	}
+	engine, err := lock.New(backend, lock.Options{TTL: 2 * time.Second})
+	if err != nil {
+		return err
+	}
+	lease, err := engine.TryLock(ctx, args["name"])
+	if err != nil {
+		return err
+	}
+	if err := testutil.Emit(holderReport{Token: lease.Token()}); err != nil {
+		return err
+	}
+	select {
+	case <-lease.Done():
+	case <-ctx.Done():
+	}
+	report := holderReport{Lost: errors.Is(lease.Err(), lock.ErrLost)}
+	report.Guard = in(ctx, db, func(tx *sql.Tx) error { return backend.Guard(ctx, tx, args["name"], lease.Token()) })
+	fence, err := newFence(dialect)
+	if err != nil {
+		return err
+	}
+	report.Fenced = in(ctx, db, func(tx *sql.Tx) error { return fence.Check(ctx, tx, 1, lease.Token()) })
+	if err := lease.Unlock(ctx); err != nil {
+		report.Unlock = err.Error()
+	}
+	return testutil.Emit(report)
+}
+
+// in is the error of a transaction, "" without.
+func in(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) string {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = tx.Rollback() }() // unless it was committed
+	err = f(tx)
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func spawnHolder(t *testing.T, d database, name string) (*testutil.Child, holderReport) {
+	t.Helper()
+	addr := ""
+	if d.server != nil {
+		addr = d.server.Addr()
+	}
+	child := testutil.Spawn(t, "holder", testutil.Args{
+		"driver": d.driver, "source": d.source(addr), "dialect": fmt.Sprint(uint8(d.dialect)), "name": name,
+	})
+	var report holderReport
+	child.Next(patience, &report)
+	return child, report
+}
+
+func holderIsKilled(t *testing.T, d database) {
+	made, name := engine(t, d, d.open(t, ""), lock.Options{})
+	child, report := spawnHolder(t, d, name)
+	child.Kill()
+	_, err := made.TryLock(t.Context(), name)
+	wants(t, err, lock.ErrNotAcquired)
+	lease, err := made.Lock(t.Context(), name)
+	must(t, err)
+	if lease.Token() <= report.Token {
+		t.Errorf("token %d after %d", lease.Token(), report.Token)
+	}
+	must(t, lease.Unlock(t.Context()))
+}
+
+func holderIsFrozen(t *testing.T, d database) {
+	db := d.open(t, "")
+	items(t, d, db)
+	made, name := engine(t, d, db, lock.Options{TTL: time.Minute})
+	child, _ := spawnHolder(t, d, name)
+	child.Freeze()
+	next, err := made.Lock(t.Context(), name)
+	must(t, err)
+	fence, err := newFence(d.dialect)
+	must(t, err)
+	if failed := in(t.Context(), db, func(tx *sql.Tx) error { return fence.Check(t.Context(), tx, 1, next.Token()) }); failed != "" {
+		t.Fatal(failed)
+	}
+	child.Thaw()
+	var report holderReport
+	child.Next(patience, &report)
+	for text, want := range map[string]error{
+		report.Unlock: lock.ErrNotHeld, report.Guard: lock.ErrNotHeld, report.Fenced: sqllock.ErrStaleToken,
+	} {
+		if !report.Lost || !strings.Contains(text, want.Error()) {
+			t.Errorf("the thawed holder says %+v, want that it lost the lock and could not write", report)
+		}
+	}
+	must(t, next.Extend(t.Context(), time.Minute)) // the next still holds it
+	must(t, next.Unlock(t.Context()))
+	must(t, child.Wait(patience))
+}
