@@ -24,7 +24,7 @@ export GOWORK := off
 each = @set -e; for module in $(MODULES); do echo "== module $$module: $(1)"; (cd "$$module" && $(2)); done
 
 .DEFAULT_GOAL := help
-.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock test-redlock lint fuzz bench tidy check chaos soak
+.PHONY: help tools needed modules test test-etcd test-zk test-redis-lock test-redlock lint fuzz bench tidy check chaos soak test-sql
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
@@ -38,6 +38,8 @@ needed:
 	@bash .ci/need etcd etcd-server
 	@bash .ci/need java default-jre-headless
 	@bash .ci/need /usr/share/zookeeper/bin/zkServer.sh zookeeper default-jre-headless
+	@bash .ci/need '/usr/lib/postgresql/*/bin/postgres' postgresql
+	@bash .ci/need mariadbd mariadb-server
 	@bash .ci/need promtool prometheus # alert rules and dashboard queries
 
 $(LINT):
@@ -66,6 +68,10 @@ test-etcd: needed ## Test lock/etcdlock alone, on etcd servers of one and three 
 test-zk: needed ## Test lock/zklock alone, on ZooKeeper servers, one and three
 	cd lock/zklock && go test -race -shuffle=on -count=1 ./...
 	cd lock/historytest && go test -race -count=1 -run ZooKeeper ./...
+
+test-sql: needed ## Test lock/sqllock alone, on PostgreSQL, MariaDB and SQLite
+	cd lock/sqllock && go test -race -shuffle=on -count=1 ./...
+	cd lock/historytest && go test -race -count=1 -run 'PostgreSQL|MariaDB|SQLite' ./...
 
 test-redis-lock: needed ## Test lock/redislock alone
 	go test -race -shuffle=on -count=1 ./lock/redislock

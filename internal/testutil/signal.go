@@ -35,7 +35,7 @@ func children(tb testing.TB, pid int) []int {
 		tb.Fatal(err)
 	}
 	var pids []int
-	for _, field := range strings.Fields(string(list)) {
+	for field := range strings.FieldsSeq(string(list)) {
 		if n, err := strconv.Atoi(field); err == nil {
 			pids = append(pids, n)
 		}

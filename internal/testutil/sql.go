@@ -63,8 +63,7 @@ func findPostgres(tb testing.TB, name string) string {
 // postgresHome makes a directory, and says how processes are started that may use it: PostgreSQL refuses to be root.
 func postgresHome(tb testing.TB) (string, *syscall.SysProcAttr) {
 	tb.Helper()
-	// Not tb.TempDir, whose parent is for this user alone.
-	dir, err := os.MkdirTemp("", "herdgate-postgres-")
+	dir, err := os.MkdirTemp("", "herdgate-postgres-") //nolint:usetesting // the parent of a tb.TempDir is for this user alone
 	if err != nil {
 		tb.Fatal(err)
 	}

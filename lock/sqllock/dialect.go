@@ -187,23 +187,28 @@ func (d Dialect) words() []string {
 
 // statements are those of a Backend.
 type statements struct {
-	peek, probe, take, renew, release statement
-	idle, prune                       statement
-	guard, lockRow                    statement
+	peek, probe, take, renew, release, idle, prune, guard, lockRow statement
 }
 
 func (d Dialect) statements(table string) statements {
 	sql := func(template string) statement { return d.statement(template, "{table}", table) }
 	s := statements{
-		peek:  sql(`SELECT owner, expires_at - {now} FROM {table} WHERE name = :name`),
+		peek: sql(`SELECT owner, expires_at - {now} FROM {table} WHERE name = :name`),
+
 		probe: sql(`SELECT token FROM {table} WHERE name = :name FOR UPDATE NOWAIT`),
+
 		renew: sql(`UPDATE {table} SET expires_at = {max}(expires_at, {now} + :ttl)` +
 			` WHERE name = :name AND owner = :owner AND (token = :token OR :token = 0) AND expires_at > {now} AND NOT {late}`),
+
 		release: sql(`UPDATE {table} SET owner = '', expires_at = 0` +
 			` WHERE name = :name AND owner = :owner AND (token = :token OR :token = 0) AND expires_at > {now}`),
-		idle:  sql(`SELECT name FROM {table} WHERE token > 0 AND token < {now} - :idle AND expires_at <= {now}`),
+
+		idle: sql(`SELECT name FROM {table} WHERE token > 0 AND token < {now} - :idle AND expires_at <= {now}`),
+
 		prune: sql(`DELETE FROM {table} WHERE name = :name AND token < {now} - :idle AND expires_at <= {now}`),
+
 		guard: sql(`SELECT token FROM {table} WHERE name = :name AND token = :token AND owner <> '' {share}`),
+
 		lockRow: sql(`INSERT INTO {table} (name, owner, token, expires_at) VALUES (:name, '', 0, 0) {conflict} expires_at = 0`),
 	}
 	if d == MySQL {

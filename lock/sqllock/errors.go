@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 )
@@ -66,20 +67,11 @@ func retry(ctx context.Context, tries int, f func() error, again ...kind) error 
 	for {
 		err := f()
 		tries--
-		if err == nil || tries == 0 || !isOne(classify(err), again) || !pause(ctx, delay/2+rand.N(delay)) {
+		if err == nil || tries == 0 || !slices.Contains(again, classify(err)) || !pause(ctx, delay/2+rand.N(delay)) {
 			return err
 		}
 		delay = min(2*delay, 50*time.Millisecond)
 	}
-}
-
-func isOne(k kind, of []kind) bool {
-	for _, other := range of {
-		if k == other {
-			return true
-		}
-	}
-	return false
 }
 
 // pause waits for d; false if ctx ended first.

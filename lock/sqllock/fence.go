@@ -87,12 +87,12 @@ func NewFence(opts FenceOptions) (*Fence, error) {
 	if err := errors.Join(tableErr, keyErr, columnErr); err != nil {
 		return nil, err
 	}
-	sql := func(template string) statement {
+	made := func(template string) statement {
 		return opts.Dialect.statement(template, "{table}", table, "{key}", key, "{column}", column)
 	}
 	return &Fence{
-		raise: sql(`UPDATE {table} SET {column} = :token WHERE {key} = :id AND ({column} <= :token OR {column} IS NULL)`),
-		read:  sql(`SELECT COALESCE({column}, 0) FROM {table} WHERE {key} = :id {share}`),
+		raise: made(`UPDATE {table} SET {column} = :token WHERE {key} = :id AND ({column} <= :token OR {column} IS NULL)`),
+		read:  made(`SELECT COALESCE({column}, 0) FROM {table} WHERE {key} = :id {share}`),
 	}, nil
 }
 

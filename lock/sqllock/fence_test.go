@@ -25,10 +25,10 @@ func newFence(dialect sqllock.Dialect) (*sqllock.Fence, error) {
 	return sqllock.NewFence(sqllock.FenceOptions{Dialect: dialect, Table: "items", Key: "id"})
 }
 
-func fenceRefusesLower(t *testing.T, d database) {
-	db := d.open(t, "")
-	items(t, d, db)
-	fence, err := newFence(d.dialect)
+func (t on) fenceRefusesLower() {
+	db := t.d.open(t, "")
+	items(t, t.d, db)
+	fence, err := newFence(t.d.dialect)
 	must(t, err)
 	check := func(id, token uint64) error {
 		tx := begin(t, db)
@@ -46,10 +46,10 @@ func fenceRefusesLower(t *testing.T, d database) {
 	wants(t, check(2, 7), sql.ErrNoRows)
 }
 
-func guardNeedsTheLock(t *testing.T, d database) {
-	db := d.open(t, "")
-	made, name := engine(t, d, db, lock.Options{TTL: time.Minute})
-	backend := d.backend(t, db)
+func (t on) guardNeedsTheLock() {
+	db := t.d.open(t, "")
+	made, name := engine(t, t.d, db, lock.Options{TTL: time.Minute})
+	backend := t.d.backend(t, db)
 	guard := func(token uint64) error {
 		tx := begin(t, db)
 		defer func() { must(t, tx.Rollback()) }()
@@ -65,29 +65,29 @@ func guardNeedsTheLock(t *testing.T, d database) {
 }
 
 // expired gets a lock that nobody renews, and waits until it has expired in the database.
-func expired(t *testing.T, d database, db *sql.DB, between func(*lock.Lease)) (lease *lock.Lease, name string) {
-	t.Helper()
-	made, name := engine(t, d, db, lock.Options{TTL: 300 * time.Millisecond, Watchdog: lock.Off})
-	probe, other := engine(t, d, db, lock.Options{TTL: 300 * time.Millisecond, Watchdog: lock.Off, RetryMax: 50 * time.Millisecond})
-	lease, err := made.TryLock(t.Context(), name)
-	must(t, err)
+func expired(tb testing.TB, d database, db *sql.DB, between func(*lock.Lease)) (lease *lock.Lease, name string) {
+	tb.Helper()
+	made, name := engine(tb, d, db, lock.Options{TTL: 300 * time.Millisecond, Watchdog: lock.Off})
+	probe, other := engine(tb, d, db, lock.Options{TTL: 300 * time.Millisecond, Watchdog: lock.Off, RetryMax: 50 * time.Millisecond})
+	lease, err := made.TryLock(tb.Context(), name)
+	must(tb, err)
 	between(lease)
-	_, err = probe.TryLock(t.Context(), other)
-	must(t, err)
-	_, err = probe.Lock(t.Context(), other) // when this one has expired, so has the first
-	must(t, err)
+	_, err = probe.TryLock(tb.Context(), other)
+	must(tb, err)
+	_, err = probe.Lock(tb.Context(), other) // when this one has expired, so has the first
+	must(tb, err)
 	return lease, name
 }
 
-func guardedIsHeld(t *testing.T, d database) {
-	db := d.open(t, "")
+func (t on) guardedIsHeld() {
+	db := t.d.open(t, "")
 	var tx *sql.Tx
-	lease, name := expired(t, d, db, func(lease *lock.Lease) {
+	lease, name := expired(t, t.d, db, func(lease *lock.Lease) {
 		tx = begin(t, db)
-		must(t, d.backend(t, db).Guard(t.Context(), tx, lease.Name(), lease.Token()))
+		must(t, t.d.backend(t, db).Guard(t.Context(), tx, lease.Name(), lease.Token()))
 	})
 	wants(t, lease.Err(), lock.ErrLost)
-	next, _ := engine(t, d, db, lock.Options{TTL: time.Minute})
+	next, _ := engine(t, t.d, db, lock.Options{TTL: time.Minute})
 	_, err := next.TryLock(t.Context(), name)
 	wants(t, err, lock.ErrNotAcquired)
 	must(t, tx.Commit())
@@ -97,10 +97,10 @@ func guardedIsHeld(t *testing.T, d database) {
 }
 
 // guardExcludesTheNext lets a holder write when the lock has gone to another one, which writes too.
-func guardExcludesTheNext(t *testing.T, d database) {
-	db := d.open(t, "")
-	items(t, d, db)
-	backend := d.backend(t, db)
+func (t on) guardExcludesTheNext() {
+	db := t.d.open(t, "")
+	items(t, t.d, db)
+	backend := t.d.backend(t, db)
 	write := func(tx *sql.Tx, name string, token uint64) error {
 		if _, err := tx.ExecContext(t.Context(), "UPDATE items SET value = value + 1 WHERE id = 1"); err != nil {
 			return err
@@ -111,12 +111,12 @@ func guardExcludesTheNext(t *testing.T, d database) {
 		return tx.Commit()
 	}
 	var early *sql.Tx
-	lease, name := expired(t, d, db, func(*lock.Lease) {
+	lease, name := expired(t, t.d, db, func(*lock.Lease) {
 		early = begin(t, db)
 		var value int
 		must(t, early.QueryRowContext(t.Context(), "SELECT value FROM items WHERE id = 1").Scan(&value)) // its snapshot is of now
 	})
-	made, _ := engine(t, d, db, lock.Options{TTL: time.Minute})
+	made, _ := engine(t, t.d, db, lock.Options{TTL: time.Minute})
 	next, err := made.TryLock(t.Context(), name)
 	must(t, err)
 	if err := write(early, name, lease.Token()); err == nil {
@@ -132,16 +132,16 @@ func guardExcludesTheNext(t *testing.T, d database) {
 	}
 }
 
-func rowLocks(t *testing.T, d database) {
-	db := d.open(t, "")
-	backend, name := d.backend(t, db), t.Name()
+func (t on) rowLocks() {
+	db := t.d.open(t, "")
+	backend, name := t.d.backend(t, db), t.Name()
 	first := begin(t, db)
 	must(t, backend.LockRow(t.Context(), first, name))
 	must(t, backend.LockRow(t.Context(), begin(t, db), name+"x")) // another one
 	got := make(chan error, 1)
 	waiting := begin(t, db)
 	go func() { got <- backend.LockRow(t.Context(), waiting, name) }()
-	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) > 0 }, "the second waits")
+	testutil.Eventually(t, patience, func() bool { return stuck(t, t.d, db) > 0 }, "the second waits")
 	select {
 	case err := <-got:
 		t.Fatalf("the second did not wait: %v", err)
@@ -156,7 +156,7 @@ func rowLocks(t *testing.T, d database) {
 	must(t, backend.LockRow(t.Context(), third, name))
 	fourth := begin(t, db)
 	go func() { got <- backend.LockRow(ctx, fourth, name) }()
-	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) > 0 }, "the fourth waits")
+	testutil.Eventually(t, patience, func() bool { return stuck(t, t.d, db) > 0 }, "the fourth waits")
 	cancel()
 	wants(t, <-got, context.Canceled)
 }

@@ -18,13 +18,13 @@ import (
 
 // The tests of leases, on any database.
 
-func tablesAreMadeTogether(t *testing.T, d database) {
-	db := d.open(t, "")
+func (t on) tablesAreMadeTogether() {
+	db := t.d.open(t, "")
 	exec(t, db, "DROP TABLE IF EXISTS together")
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			backend, err := sqllock.New(db, sqllock.Options{Dialect: d.dialect, Table: "together"})
+			backend, err := sqllock.New(db, sqllock.Options{Dialect: t.d.dialect, Table: "together"})
 			if err == nil {
 				err = backend.CreateTable(t.Context())
 			}
@@ -36,14 +36,14 @@ func tablesAreMadeTogether(t *testing.T, d database) {
 	wg.Wait()
 }
 
-func otherTables(t *testing.T, d database) {
-	db := d.open(t, "")
+func (t on) otherTables() {
+	db := t.d.open(t, "")
 	table := map[sqllock.Dialect]string{
 		sqllock.PostgreSQL: "public.select",
 		sqllock.MySQL:      "test.select",
 		sqllock.SQLite:     "main.select",
-	}[d.dialect]
-	other, err := sqllock.New(db, sqllock.Options{Dialect: d.dialect, Table: table})
+	}[t.d.dialect]
+	other, err := sqllock.New(db, sqllock.Options{Dialect: t.d.dialect, Table: table})
 	must(t, err)
 	exec(t, db, other.Schema())
 	req := lock.Request{Name: "job", Owner: "a", TTL: time.Hour}
@@ -51,9 +51,9 @@ func otherTables(t *testing.T, d database) {
 	must(t, err)
 	req.Owner = "b"
 	claim := lock.Claim{Name: "job", Owner: "b"}
-	_, err = d.backend(t, db).Acquire(t.Context(), req) // of the default table
+	_, err = t.d.backend(t, db).Acquire(t.Context(), req) // of the default table
 	must(t, err)
-	must(t, d.backend(t, db).Release(t.Context(), claim))
+	must(t, t.d.backend(t, db).Release(t.Context(), claim))
 	wants(t, other.Release(t.Context(), claim), lock.ErrNotHeld)
 }
 
@@ -69,9 +69,9 @@ func rows(tb testing.TB, db *sql.DB, where string) (n int) {
 	return n
 }
 
-func tokensRiseOverPrune(t *testing.T, d database) {
-	db := d.open(t, "")
-	backend := d.backend(t, db)
+func (t on) tokensRiseOverPrune() {
+	db := t.d.open(t, "")
+	backend := t.d.backend(t, db)
 	get := func(owner string) uint64 {
 		grant, err := backend.Acquire(t.Context(), lock.Request{Name: "pruned", Owner: owner, TTL: time.Hour})
 		must(t, err)
@@ -96,9 +96,9 @@ func tokensRiseOverPrune(t *testing.T, d database) {
 	}
 }
 
-func pruneKeepsWhatIsNew(t *testing.T, d database) {
-	db := d.open(t, "")
-	backend := d.backend(t, db)
+func (t on) pruneKeepsWhatIsNew() {
+	db := t.d.open(t, "")
+	backend := t.d.backend(t, db)
 	for _, name := range []string{"held", "new"} {
 		_, err := backend.Acquire(t.Context(), lock.Request{Name: name, Owner: "a", TTL: 24 * time.Hour})
 		must(t, err)
@@ -114,33 +114,33 @@ func pruneKeepsWhatIsNew(t *testing.T, d database) {
 }
 
 // In InnoDB three sessions that insert one key deadlock.
-func firstInserts(t *testing.T, d database) {
-	contenders, names := 20, 15
-	if d.dialect == sqllock.SQLite {
+func (t on) firstInserts() {
+	contenders, names := 20, 8
+	if t.d.dialect == sqllock.SQLite {
 		contenders, names = 5, 5 // it has one writer at a time
 	}
-	contend(t, d, d.open(t, ""), contenders, names)
+	contend(t, t.d, t.d.open(t, ""), contenders, names)
 }
 
-func contend(t *testing.T, d database, db *sql.DB, contenders, names int) {
-	t.Helper()
-	made, name := engine(t, d, db, lock.Options{TTL: time.Minute, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
+func contend(tb testing.TB, d database, db *sql.DB, contenders, names int) {
+	tb.Helper()
+	made, name := engine(tb, d, db, lock.Options{TTL: time.Minute, RetryMin: time.Millisecond, RetryMax: 10 * time.Millisecond})
 	for n := range names {
 		var inside atomic.Int32
 		var wg sync.WaitGroup
 		for range contenders {
 			wg.Go(func() {
-				lease, err := made.Lock(t.Context(), fmt.Sprint(name, n))
+				lease, err := made.Lock(tb.Context(), fmt.Sprint(name, n))
 				if err != nil {
-					t.Error(err)
+					tb.Error(err)
 					return
 				}
 				if inside.Add(1) != 1 {
-					t.Error("two hold the lock")
+					tb.Error("two hold the lock")
 				}
 				inside.Add(-1)
-				if err := lease.Unlock(t.Context()); err != nil {
-					t.Error(err)
+				if err := lease.Unlock(tb.Context()); err != nil {
+					tb.Error(err)
 				}
 			})
 		}
@@ -148,10 +148,10 @@ func contend(t *testing.T, d database, db *sql.DB, contenders, names int) {
 	}
 }
 
-func poolIsUsedUp(t *testing.T, d database) {
-	db := d.open(t, "")
+func (t on) poolIsUsedUp() {
+	db := t.d.open(t, "")
 	db.SetMaxOpenConns(1)
-	made, name := engine(t, d, db, lock.Options{CallTimeout: 100 * time.Millisecond})
+	made, name := engine(t, t.d, db, lock.Options{CallTimeout: 100 * time.Millisecond})
 	conn, err := db.Conn(t.Context())
 	must(t, err)
 	_, err = made.TryLock(t.Context(), name)
@@ -162,8 +162,8 @@ func poolIsUsedUp(t *testing.T, d database) {
 	must(t, conn.Close())
 }
 
-func longNames(t *testing.T, d database) {
-	backend := d.backend(t, d.open(t, ""))
+func (t on) longNames() {
+	backend := t.d.backend(t, t.d.open(t, ""))
 	long := strings.Repeat("x", 1000)
 	var claims []lock.Claim
 	for _, name := range []string{long + "a", long + "b", strings.Repeat("é", 300)} {
@@ -244,13 +244,13 @@ func in(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) string {
 	return ""
 }
 
-func spawnHolder(t *testing.T, d database, name string) (*testutil.Child, holderReport) {
-	t.Helper()
+func spawnHolder(tb testing.TB, d database, name string) (*testutil.Child, holderReport) {
+	tb.Helper()
 	addr := ""
 	if d.server != nil {
 		addr = d.server.Addr()
 	}
-	child := testutil.Spawn(t, "holder", testutil.Args{
+	child := testutil.Spawn(tb, "holder", testutil.Args{
 		"driver": d.driver, "source": d.source(addr), "dialect": fmt.Sprint(uint8(d.dialect)), "name": name,
 	})
 	var report holderReport
@@ -258,9 +258,9 @@ func spawnHolder(t *testing.T, d database, name string) (*testutil.Child, holder
 	return child, report
 }
 
-func holderIsKilled(t *testing.T, d database) {
-	made, name := engine(t, d, d.open(t, ""), lock.Options{})
-	child, report := spawnHolder(t, d, name)
+func (t on) holderIsKilled() {
+	made, name := engine(t, t.d, t.d.open(t, ""), lock.Options{})
+	child, report := spawnHolder(t, t.d, name)
 	child.Kill()
 	_, err := made.TryLock(t.Context(), name)
 	wants(t, err, lock.ErrNotAcquired)
@@ -272,15 +272,15 @@ func holderIsKilled(t *testing.T, d database) {
 	must(t, lease.Unlock(t.Context()))
 }
 
-func holderIsFrozen(t *testing.T, d database) {
-	db := d.open(t, "")
-	items(t, d, db)
-	made, name := engine(t, d, db, lock.Options{TTL: time.Minute})
-	child, _ := spawnHolder(t, d, name)
+func (t on) holderIsFrozen() {
+	db := t.d.open(t, "")
+	items(t, t.d, db)
+	made, name := engine(t, t.d, db, lock.Options{TTL: time.Minute})
+	child, _ := spawnHolder(t, t.d, name)
 	child.Freeze()
 	next, err := made.Lock(t.Context(), name)
 	must(t, err)
-	fence, err := newFence(d.dialect)
+	fence, err := newFence(t.d.dialect)
 	must(t, err)
 	if failed := in(t.Context(), db, func(tx *sql.Tx) error { return fence.Check(t.Context(), tx, 1, next.Token()) }); failed != "" {
 		t.Fatal(failed)

@@ -40,32 +40,32 @@ func overdue(tb testing.TB, d database, db *sql.DB) bool {
 }
 
 // lateIsVoid lets a request wait for its row until its client has gone, and a little longer.
-func lateIsVoid(t *testing.T, d database) {
-	db := d.open(t, "")
-	made, name := engine(t, d, db, lock.Options{TTL: time.Minute})
+func (t on) lateIsVoid() {
+	db := t.d.open(t, "")
+	made, name := engine(t, t.d, db, lock.Options{TTL: time.Minute})
 	lease, err := made.TryLock(t.Context(), name)
 	must(t, err)
 	must(t, lease.Unlock(t.Context())) // now it has a row
 	tx := begin(t, db)
 	lockTheRow(t, tx, lease.Token())
 
-	link := testutil.NewLink(t, d.server.Addr())
+	link := testutil.NewLink(t, t.d.server.Addr())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	got := make(chan error, 1)
 	go func() {
-		_, err := d.backend(t, openSource(t, d.driver, d.source(link.Addr()))).
+		_, err := t.d.backend(t, openSource(t, t.d.driver, t.d.source(link.Addr()))).
 			Acquire(ctx, lock.Request{Name: name, Owner: "late", TTL: time.Hour})
 		got <- err
 	}()
-	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) > 0 }, "the request waits in the database")
+	testutil.Eventually(t, patience, func() bool { return stuck(t, t.d, db) > 0 }, "the request waits in the database")
 	link.Cut() // so that the driver cannot tell the database that it has given up
 	if err := <-got; err == nil || errors.Is(err, lock.ErrNotAcquired) {
 		t.Errorf("got error %v, want one that leaves the outcome open", err)
 	}
-	testutil.Eventually(t, patience, func() bool { return overdue(t, d, db) }, "it has waited for longer than its client")
+	testutil.Eventually(t, patience, func() bool { return overdue(t, t.d, db) }, "it has waited for longer than its client")
 	must(t, tx.Commit())
-	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) == 0 }, "the request has come to its row")
+	testutil.Eventually(t, patience, func() bool { return stuck(t, t.d, db) == 0 }, "the request has come to its row")
 	next, err := made.TryLock(t.Context(), name) // not held by the one that has gone
 	must(t, err)
 	if next.Token() <= lease.Token() {
@@ -82,28 +82,30 @@ func lockTheRow(tb testing.TB, tx *sql.Tx, token uint64) {
 	must(tb, tx.QueryRowContext(tb.Context(), query).Scan(&name))
 }
 
-func lateRenewalIsVoid(t *testing.T, d database) {
-	db := d.open(t, "")
-	backend := d.backend(t, db)
+func (t on) lateRenewalIsVoid() {
+	db := t.d.open(t, "")
+	backend := t.d.backend(t, db)
 	claim := lock.Claim{Name: t.Name(), Owner: "a"}
 	grant, err := backend.Acquire(t.Context(), lock.Request{Name: claim.Name, Owner: claim.Owner, TTL: time.Minute})
 	must(t, err)
 	tx := begin(t, db)
 	lockTheRow(t, tx, grant.Token)
 
-	link := testutil.NewLink(t, d.server.Addr())
+	link := testutil.NewLink(t, t.d.server.Addr())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	got := make(chan error, 1)
-	go func() { got <- d.backend(t, openSource(t, d.driver, d.source(link.Addr()))).Renew(ctx, claim, time.Hour) }()
-	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) > 0 }, "the renewal waits in the database")
+	go func() {
+		got <- t.d.backend(t, openSource(t, t.d.driver, t.d.source(link.Addr()))).Renew(ctx, claim, time.Hour)
+	}()
+	testutil.Eventually(t, patience, func() bool { return stuck(t, t.d, db) > 0 }, "the renewal waits in the database")
 	link.Cut()
 	if err := <-got; err == nil || errors.Is(err, lock.ErrNotHeld) {
 		t.Errorf("got error %v, want one that leaves the outcome open", err)
 	}
-	testutil.Eventually(t, patience, func() bool { return overdue(t, d, db) }, "it has waited for longer than its client")
+	testutil.Eventually(t, patience, func() bool { return overdue(t, t.d, db) }, "it has waited for longer than its client")
 	must(t, tx.Commit())
-	testutil.Eventually(t, patience, func() bool { return stuck(t, d, db) == 0 }, "the renewal has come to its row")
+	testutil.Eventually(t, patience, func() bool { return stuck(t, t.d, db) == 0 }, "the renewal has come to its row")
 	_, err = backend.Acquire(t.Context(), lock.Request{Name: claim.Name, Owner: "b", TTL: time.Minute})
 	held := (*lock.ContendedError)(nil)
 	if !errors.As(err, &held) || held.RetryAfter > time.Minute {
@@ -112,7 +114,8 @@ func lateRenewalIsVoid(t *testing.T, d database) {
 	must(t, backend.Release(t.Context(), claim))
 }
 
-func isolationLevels(t *testing.T, d database) {
+func (t on) isolationLevels() {
+	d := t.d // t is shadowed below
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
 			more := "&default_transaction_isolation=" + url.PathEscape(level)
@@ -143,7 +146,8 @@ func isolationLevels(t *testing.T, d database) {
 	}
 }
 
-func holderIsCutOff(t *testing.T, d database) {
+func (t on) holderIsCutOff() {
+	d := t.d // t is shadowed below
 	for name, cutOff := range map[string]func(*testutil.Link){
 		"cut":        (*testutil.Link).Cut,
 		"frozen":     (*testutil.Link).Freeze,
@@ -164,10 +168,10 @@ func holderIsCutOff(t *testing.T, d database) {
 	}
 }
 
-func replyIsLost(t *testing.T, d database) {
-	link := testutil.NewLink(t, d.server.Addr())
-	db := d.open(t, "")
-	made, name := engine(t, d, openSource(t, d.driver, d.source(link.Addr())), lock.Options{TTL: time.Hour, CallTimeout: time.Second})
+func (t on) replyIsLost() {
+	link := testutil.NewLink(t, t.d.server.Addr())
+	db := t.d.open(t, "")
+	made, name := engine(t, t.d, openSource(t, t.d.driver, t.d.source(link.Addr())), lock.Options{TTL: time.Hour, CallTimeout: time.Second})
 	warm, err := made.TryLock(t.Context(), name)
 	must(t, err)
 	must(t, warm.Unlock(t.Context()))
@@ -177,21 +181,21 @@ func replyIsLost(t *testing.T, d database) {
 		t.Errorf("got error %v, want one that leaves the outcome open", err)
 	}
 	link.Speak()
-	steady, _ := engine(t, d, db, lock.Options{})
+	steady, _ := engine(t, t.d, db, lock.Options{})
 	testutil.Eventually(t, patience, func() bool {
 		lease, err := steady.TryLock(t.Context(), name)
 		return err == nil && lease.Unlock(t.Context()) == nil
 	}, "the lock can be had again")
 }
 
-func serverIsFrozen(t *testing.T, d database) {
-	made, name := engine(t, d, d.open(t, ""), lock.Options{TTL: 2 * time.Second, CallTimeout: time.Second})
+func (t on) serverIsFrozen() {
+	made, name := engine(t, t.d, t.d.open(t, ""), lock.Options{TTL: 2 * time.Second, CallTimeout: time.Second})
 	lease, err := made.TryLock(t.Context(), name)
 	must(t, err)
-	d.server.Freeze()
+	t.d.server.Freeze()
 	defer func() {
 		if t.Failed() {
-			d.server.Thaw()
+			t.d.server.Thaw()
 		}
 	}()
 	_, err = made.TryLock(t.Context(), name)
@@ -201,15 +205,15 @@ func serverIsFrozen(t *testing.T, d database) {
 	}
 	<-lease.Done()
 	wants(t, lease.Err(), lock.ErrLost)
-	d.server.Thaw()
+	t.d.server.Thaw()
 	testutil.Eventually(t, patience, func() bool {
 		next, err := made.TryLock(t.Context(), name)
 		return err == nil && next.Unlock(t.Context()) == nil
 	}, "the lock can be had again")
 }
 
-func serverRestarts(t *testing.T, d database) {
-	backend := d.backend(t, d.open(t, ""))
+func (t on) serverRestarts() {
+	backend := t.d.backend(t, t.d.open(t, ""))
 	get := func(name, owner string) (lock.Grant, error) {
 		return backend.Acquire(t.Context(), lock.Request{Name: t.Name() + name, Owner: owner, TTL: time.Hour})
 	}
@@ -218,12 +222,12 @@ func serverRestarts(t *testing.T, d database) {
 	free, err := get("free", "a")
 	must(t, err)
 	must(t, backend.Release(t.Context(), lock.Claim{Name: t.Name() + "free", Owner: "a"}))
-	d.server.Kill()
+	t.d.server.Kill()
 	_, err = get("held", "b")
 	if err == nil || errors.Is(err, lock.ErrNotAcquired) {
 		t.Errorf("got error %v, want one that leaves the outcome open", err)
 	}
-	d.server.Start()
+	t.d.server.Start()
 	_, err = get("held", "b")
 	wants(t, err, lock.ErrNotAcquired)
 	must(t, backend.Renew(t.Context(), lock.Claim{Name: t.Name() + "held", Owner: "a", Token: held.Token}, time.Hour))

@@ -81,9 +81,8 @@ func (s *Sessions) key(name string) any {
 		return int64(binary.BigEndian.Uint64(sum[:]))
 	}
 	// MySQL ignores case, and knows only so many characters.
-	legal := func(r rune) bool { return r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r) }
-	illegal := func(r rune) bool { return !legal(r) }
-	if plain := s.opts.Namespace + "/" + name; len(plain) <= maxLockName && !strings.ContainsFunc(s.opts.Namespace+name, illegal) {
+	odd := func(r rune) bool { return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789._-", r) }
+	if plain := s.opts.Namespace + "/" + name; len(plain) <= maxLockName && !strings.ContainsFunc(s.opts.Namespace+name, odd) {
 		return plain
 	}
 	return "#" + hex.EncodeToString(sum[:])[:maxLockName-1] // which none of the plain ones begins with
@@ -92,16 +91,19 @@ func (s *Sessions) key(name string) any {
 // TryLock asks once and does not wait. The error matches lock.ErrNotAcquired if somebody else holds the lock; any other
 // error is one of the database, or ctx's. The lock outlives ctx.
 func (s *Sessions) TryLock(ctx context.Context, name string) (*Session, error) {
-	return s.lock(ctx, name, false)
+	return s.lock(ctx, name, s.try)
 }
 
 // Lock waits for the lock, as long as ctx allows; those who wait get it in their order. The error is one of the database,
-// or matches lock.ErrNotAcquired and ctx.Err() when ctx ended the wait. The lock outlives ctx.
+// or ctx's, and matches lock.ErrNotAcquired too if ctx ended while somebody else held the lock. The lock outlives ctx.
 func (s *Sessions) Lock(ctx context.Context, name string) (*Session, error) {
-	return s.lock(ctx, name, true)
+	return s.lock(ctx, name, s.wait)
 }
 
-func (s *Sessions) lock(ctx context.Context, name string, wait bool) (*Session, error) {
+// acquireFunc asks for a lock in a session, and tells whether it was given.
+type acquireFunc func(ctx context.Context, conn *sql.Conn, key any) (got bool, err error)
+
+func (s *Sessions) lock(ctx context.Context, name string, acquire acquireFunc) (*Session, error) {
 	if name == "" {
 		return nil, errors.New("sqllock: the name is empty: must be at least one byte")
 	}
@@ -110,13 +112,7 @@ func (s *Sessions) lock(ctx context.Context, name string, wait bool) (*Session, 
 		return nil, fmt.Errorf("sqllock: lock %q: %w", name, err)
 	}
 	key := s.key(name)
-	got, err := s.acquire(ctx, conn, key, false)
-	if err == nil && !got && wait {
-		got, err = s.acquire(ctx, conn, key, true)
-		if err != nil && ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", lock.ErrNotAcquired, ctx.Err()) // for it was held when the wait began
-		}
-	}
+	got, err := acquire(ctx, conn, key)
 	switch {
 	case err != nil:
 		// Whether the session has the lock is not known: it must not come back to the pool with it.
@@ -134,34 +130,41 @@ func (s *Sessions) lock(ctx context.Context, name string, wait bool) (*Session, 
 	return session, nil
 }
 
+func (s *Sessions) try(ctx context.Context, conn *sql.Conn, key any) (got bool, err error) {
+	if s.opts.Dialect == MySQL {
+		return getLock(ctx, conn, key, 0)
+	}
+	err = conn.QueryRowContext(ctx, "SELECT pg_try_advisory_lock($1)", key).Scan(&got)
+	return got, err
+}
+
+func (s *Sessions) wait(ctx context.Context, conn *sql.Conn, key any) (got bool, err error) {
+	if got, err := s.try(ctx, conn, key); got || err != nil {
+		return got, err
+	}
+	if s.opts.Dialect == MySQL {
+		for !got && err == nil {
+			got, err = getLock(ctx, conn, key, maxWait)
+		}
+	} else {
+		_, err = conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", key)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", lock.ErrNotAcquired, ctx.Err()) // for it was held when the wait began
+	}
+	return err == nil, err
+}
+
 // maxWait is how many seconds one GET_LOCK waits.
 const maxWait = 60 * 60
 
-func (s *Sessions) acquire(ctx context.Context, conn *sql.Conn, key any, wait bool) (got bool, err error) {
-	if s.opts.Dialect == PostgreSQL {
-		if wait {
-			_, err := conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", key)
-			return err == nil, err
-		}
-		err := conn.QueryRowContext(ctx, "SELECT pg_try_advisory_lock($1)", key).Scan(&got)
-		return got, err
+func getLock(ctx context.Context, conn *sql.Conn, key any, seconds int) (got bool, err error) {
+	var reply sql.NullBool
+	err = conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, ?)", key, seconds).Scan(&reply)
+	if err == nil && !reply.Valid {
+		err = errors.New("sqllock: GET_LOCK failed in the database")
 	}
-	seconds := 0
-	if wait {
-		seconds = maxWait
-	}
-	for {
-		var reply sql.NullBool
-		err = conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, ?)", key, seconds).Scan(&reply)
-		switch {
-		case err != nil:
-			return false, err
-		case !reply.Valid:
-			return false, errors.New("sqllock: GET_LOCK failed in the database")
-		case reply.Bool || !wait:
-			return reply.Bool, nil
-		}
-	}
+	return reply.Bool, err
 }
 
 // discard ends a session: a connection that its driver calls bad does not come back to the pool.

@@ -34,10 +34,10 @@ func watched(tb testing.TB, d database, db *sql.DB) *sqllock.Sessions {
 	return sessions
 }
 
-func sessionsExclude(t *testing.T, d database) {
-	db := d.open(t, "")
+func (t on) sessionsExclude() {
+	db := t.d.open(t, "")
 	db.SetMaxOpenConns(2)
-	sessions, name := newSessions(t, d, db), t.Name()
+	sessions, name := newSessions(t, t.d, db), t.Name()
 	for range 10 { // no connection gets lost
 		first, err := sessions.TryLock(t.Context(), name)
 		must(t, err)
@@ -54,8 +54,8 @@ func sessionsExclude(t *testing.T, d database) {
 	}
 }
 
-func sessionsWait(t *testing.T, d database) {
-	sessions, name := newSessions(t, d, d.open(t, "")), t.Name()
+func (t on) sessionsWait() {
+	sessions, name := newSessions(t, t.d, t.d.open(t, "")), t.Name()
 	first, err := sessions.Lock(t.Context(), name)
 	must(t, err)
 	got := make(chan error, 1)
@@ -66,7 +66,7 @@ func sessionsWait(t *testing.T, d database) {
 		}
 		got <- err
 	}()
-	testutil.Eventually(t, patience, func() bool { return waiting(t, d) > 0 }, "the second waits")
+	testutil.Eventually(t, patience, func() bool { return waiting(t, t.d) > 0 }, "the second waits")
 	must(t, first.Unlock(t.Context()))
 	must(t, <-got)
 }
@@ -82,8 +82,8 @@ func waiting(tb testing.TB, d database) (n int) {
 	return n
 }
 
-func sessionsGiveUp(t *testing.T, d database) {
-	sessions, name := newSessions(t, d, d.open(t, "")), t.Name()
+func (t on) sessionsGiveUp() {
+	sessions, name := newSessions(t, t.d, t.d.open(t, "")), t.Name()
 	first, err := sessions.Lock(t.Context(), name)
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -92,7 +92,7 @@ func sessionsGiveUp(t *testing.T, d database) {
 		_, err := sessions.Lock(ctx, name)
 		got <- err
 	}()
-	testutil.Eventually(t, patience, func() bool { return waiting(t, d) > 0 }, "the second waits")
+	testutil.Eventually(t, patience, func() bool { return waiting(t, t.d) > 0 }, "the second waits")
 	cancel()
 	wants(t, <-got, lock.ErrNotAcquired, context.Canceled)
 	must(t, first.Unlock(t.Context()))
@@ -102,12 +102,12 @@ func sessionsGiveUp(t *testing.T, d database) {
 	}, "the lock can be had")
 }
 
-func sessionsAreLost(t *testing.T, d database) {
-	db := d.open(t, "")
-	items(t, d, db)
-	sessions, name := watched(t, d, db), t.Name()
+func (t on) sessionsAreLost() {
+	db := t.d.open(t, "")
+	items(t, t.d, db)
+	sessions, name := watched(t, t.d, db), t.Name()
 	identify, end, free := "SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%d)", "SELECT pg_advisory_unlock_all()"
-	if d.dialect == sqllock.MySQL {
+	if t.d.dialect == sqllock.MySQL {
 		identify, end, free = "SELECT CONNECTION_ID()", "KILL %d", "DO RELEASE_ALL_LOCKS()"
 	}
 	first, err := sessions.TryLock(t.Context(), name)
@@ -115,10 +115,12 @@ func sessionsAreLost(t *testing.T, d database) {
 	err = first.Do(t.Context(), func(ctx context.Context, conn *sql.Conn) error {
 		tx, err := conn.BeginTx(ctx, nil)
 		must(t, err)
-		exec(t, tx, "UPDATE items SET value = 1 WHERE id = 1")
+		_, err = tx.ExecContext(ctx, "UPDATE items SET value = 1 WHERE id = 1")
+		must(t, err)
 		var id int
 		must(t, tx.QueryRowContext(ctx, identify).Scan(&id))
-		exec(t, db, fmt.Sprintf(end, id))
+		_, err = db.ExecContext(ctx, fmt.Sprintf(end, id))
+		must(t, err)
 		return tx.Commit()
 	})
 	if err == nil {
@@ -169,13 +171,13 @@ func sessionHolder(ctx context.Context, args testutil.Args) error {
 	return errors.Join(ctx.Err(), session.Unlock(ctx))
 }
 
-func sessionsOfTheKilled(t *testing.T, d database) {
+func (t on) sessionsOfTheKilled() {
 	child := testutil.Spawn(t, "session", testutil.Args{
-		"driver": d.driver, "source": d.source(d.server.Addr()), "dialect": fmt.Sprint(uint8(d.dialect)), "name": t.Name(),
+		"driver": t.d.driver, "source": t.d.source(t.d.server.Addr()), "dialect": fmt.Sprint(uint8(t.d.dialect)), "name": t.Name(),
 	})
 	var held string
 	child.Next(patience, &held)
-	sessions := newSessions(t, d, d.open(t, ""))
+	sessions := newSessions(t, t.d, t.d.open(t, ""))
 	_, err := sessions.TryLock(t.Context(), t.Name())
 	wants(t, err, lock.ErrNotAcquired)
 	child.Kill()
@@ -184,8 +186,8 @@ func sessionsOfTheKilled(t *testing.T, d database) {
 	must(t, session.Unlock(t.Context()))
 }
 
-func sessionNames(t *testing.T, d database) {
-	sessions := newSessions(t, d, d.open(t, ""))
+func (t on) sessionNames() {
+	sessions := newSessions(t, t.d, t.d.open(t, ""))
 	if _, err := sessions.TryLock(t.Context(), ""); err == nil {
 		t.Error("an empty name is no name, and got a lock")
 	}

@@ -198,7 +198,7 @@ func (b *Backend) Renew(ctx context.Context, claim lock.Claim, ttl time.Duration
 	return retry(ctx, tries, func() error {
 		sent, limit := time.Now(), limit(ctx, ttl)
 		p.limit = micros(limit)
-		err := b.change(ctx, b.sql.renew, p, b.dialect == MySQL)
+		err := b.change(ctx, b.sql.renew, p, b.renewed)
 		if errors.Is(err, lock.ErrNotHeld) && time.Since(sent) >= limit {
 			return errLate
 		}
@@ -209,21 +209,25 @@ func (b *Backend) Renew(ctx context.Context, claim lock.Claim, ttl time.Duration
 // Release implements lock.Backend. The row stays, with its token, until Prune.
 func (b *Backend) Release(ctx context.Context, claim lock.Claim) error {
 	return retry(ctx, tries, func() error {
-		return b.change(ctx, b.sql.release, claimed(claim), false)
+		return b.change(ctx, b.sql.release, claimed(claim), sql.Result.RowsAffected)
 	}, transient)
 }
 
-// change runs a statement that changes the row of a claim, or returns lock.ErrNotHeld.
-func (b *Backend) change(ctx context.Context, s statement, p params, byID bool) error {
+// renewed tells whether a renewal has found its row, 0 if not.
+func (b *Backend) renewed(result sql.Result) (int64, error) {
+	if b.dialect == MySQL {
+		return result.LastInsertId()
+	}
+	return result.RowsAffected()
+}
+
+// change runs a statement that changes the row of a claim, or returns lock.ErrNotHeld if count says that there is none.
+func (b *Backend) change(ctx context.Context, s statement, p params, count func(sql.Result) (int64, error)) error {
 	result, err := b.db.ExecContext(ctx, s.text, s.args(p)...)
 	if err != nil {
 		return err
 	}
-	count := result.RowsAffected
-	if byID {
-		count = result.LastInsertId
-	}
-	n, err := count()
+	n, err := count(result)
 	if err == nil && n == 0 {
 		return lock.ErrNotHeld
 	}

@@ -79,6 +79,7 @@ func openSource(tb testing.TB, driver, source string) *sql.DB {
 	tb.Helper()
 	db, err := sql.Open(driver, source)
 	must(tb, err)
+	db.SetMaxIdleConns(20) // else each of many contenders opens a connection for each statement
 	tb.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -94,6 +95,12 @@ func TestOnPostgreSQL(t *testing.T) { run(t, postgres(t)) }
 func TestOnMariaDB(t *testing.T)    { run(t, mariaDB(t)) }
 func TestOnSQLite(t *testing.T)     { run(t, sqlite(t)) }
 
+// on is a test on a database.
+type on struct {
+	*testing.T
+	d database
+}
+
 // run runs all tests that a database is for, on one server.
 func run(t *testing.T, d database) {
 	t.Helper()
@@ -102,43 +109,43 @@ func run(t *testing.T, d database) {
 	t.Run("conforms", func(t *testing.T) {
 		locktest.Run(t, func(testing.TB) lock.Backend { return backend })
 	})
-	everywhere := map[string]func(*testing.T, database){
-		"several make the table at a time":                        tablesAreMadeTogether,
-		"a table of another name, in a schema too":                otherTables,
-		"tokens go on rising when rows were pruned":               tokensRiseOverPrune,
-		"what is held, or was of late, is not pruned":             pruneKeepsWhatIsNew,
-		"many get a fresh lock one after the other":               firstInserts,
-		"who waits for a connection is not told it is held":       poolIsUsedUp,
-		"a holder that was killed leaves the lock after its TTL":  holderIsKilled,
-		"a frozen holder knows it lost, and its writes are void":  holderIsFrozen,
-		"a fence lets no lower token write":                       fenceRefusesLower,
-		"a guard without the lock says so":                        guardNeedsTheLock,
-		"a guarded transaction commits only as the holder":        guardExcludesTheNext,
-		"a name that is too long for the table is one of its own": longNames,
+	everywhere := map[string]func(on){
+		"several make the table at a time":                        on.tablesAreMadeTogether,
+		"a table of another name, in a schema too":                on.otherTables,
+		"tokens go on rising when rows were pruned":               on.tokensRiseOverPrune,
+		"what is held, or was of late, is not pruned":             on.pruneKeepsWhatIsNew,
+		"many get a fresh lock one after the other":               on.firstInserts,
+		"who waits for a connection is not told it is held":       on.poolIsUsedUp,
+		"a holder that was killed leaves the lock after its TTL":  on.holderIsKilled,
+		"a frozen holder knows it lost, and its writes are void":  on.holderIsFrozen,
+		"a fence lets no lower token write":                       on.fenceRefusesLower,
+		"a guard without the lock says so":                        on.guardNeedsTheLock,
+		"a guarded transaction commits only as the holder":        on.guardExcludesTheNext,
+		"a name that is too long for the table is one of its own": on.longNames,
 	}
-	servers := map[string]func(*testing.T, database){
-		"an expired lock is held while its holder's transaction is guarded": guardedIsHeld,
-		"a request whose client has gone is not granted later":              lateIsVoid,
-		"a renewal whose client has gone does nothing later":                lateRenewalIsVoid,
-		"isolation levels of sessions do not matter":                        isolationLevels,
-		"locks of rows last as long as their transactions":                  rowLocks,
-		"a session lock excludes others":                                    sessionsExclude,
-		"those who wait for a session lock get it":                          sessionsWait,
-		"a wait for a session lock that ends leaves nothing behind":         sessionsGiveUp,
-		"a session that ends is told, and lost with what it did":            sessionsAreLost,
-		"a session lock of a killed process is free":                        sessionsOfTheKilled,
-		"session locks with odd names":                                      sessionNames,
+	servers := map[string]func(on){
+		"an expired lock is held while its holder's transaction is guarded": on.guardedIsHeld,
+		"a request whose client has gone is not granted later":              on.lateIsVoid,
+		"a renewal whose client has gone does nothing later":                on.lateRenewalIsVoid,
+		"isolation levels of sessions do not matter":                        on.isolationLevels,
+		"locks of rows last as long as their transactions":                  on.rowLocks,
+		"a session lock excludes others":                                    on.sessionsExclude,
+		"those who wait for a session lock get it":                          on.sessionsWait,
+		"a wait for a session lock that ends leaves nothing behind":         on.sessionsGiveUp,
+		"a session that ends is told, and lost with what it did":            on.sessionsAreLost,
+		"a session lock of a killed process is free":                        on.sessionsOfTheKilled,
+		"session locks with odd names":                                      on.sessionNames,
 		// These harm the server.
-		"a holder that is cut off knows before others get the lock": holderIsCutOff,
-		"a request whose reply was lost leaves no lock":             replyIsLost,
-		"a server that is frozen is an error in time":               serverIsFrozen,
-		"tokens rise, and locks stay, over a restart":               serverRestarts,
+		"a holder that is cut off knows before others get the lock": on.holderIsCutOff,
+		"a request whose reply was lost leaves no lock":             on.replyIsLost,
+		"a server that is frozen is an error in time":               on.serverIsFrozen,
+		"tokens rise, and locks stay, over a restart":               on.serverRestarts,
 	}
 	if d.server != nil {
 		maps.Copy(everywhere, servers)
 	}
 	for name, test := range everywhere {
-		t.Run(name, func(t *testing.T) { test(t, d) })
+		t.Run(name, func(t *testing.T) { test(on{t, d}) })
 	}
 }
 
@@ -196,7 +203,10 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 			_, err := sqllock.New(db, sqllock.Options{Dialect: sqllock.MySQL, Table: "a.C"})
 			return err
 		},
-		`Table is ""`:   func() error { _, err := sqllock.NewFence(sqllock.FenceOptions{Dialect: sqllock.MySQL, Key: "id"}); return err },
+		`Table is ""`: func() error {
+			_, err := sqllock.NewFence(sqllock.FenceOptions{Dialect: sqllock.MySQL, Key: "id"})
+			return err
+		},
 		`Key is "1"`: func() error {
 			_, err := sqllock.NewFence(sqllock.FenceOptions{Dialect: sqllock.MySQL, Table: "t", Key: "1"})
 			return err
