@@ -72,6 +72,8 @@ type Result[V any] struct {
 // must be unlike any other on the gate: letters, digits, '.', '_' and '-'. load may
 // be nil for a cache that is only read, Set, or used with Fetch. A *[ConfigError]
 // says what in name, policy or options cannot be used; ErrClosed is for a closed gate.
+// Redis is asked once, for at most Options.RedisTimeout, whether it denies the keys of
+// the cache: that is an error, too, which names them. Any other trouble with it is none.
 //
 // A key is any string, the empty one too; numbers are written with strconv. In Redis
 // the entry of key is <namespace>:v:<name>:{<key>}, and while it is being built, has
@@ -135,6 +137,9 @@ func NewLoader[V any](gate *Gate, name string, load Loader[V], policy Policy, op
 		return nil, err
 	}
 	c.copies, c.tiered = local.NewMap[copied[V]](tier), localTier
+	if err := gate.mayUse(name, c.tagged); err != nil {
+		return nil, err
+	}
 	if err := gate.register(name, c); err != nil {
 		return nil, err
 	}

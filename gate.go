@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,9 +33,11 @@ type Gate struct {
 	tracer   Tracer // nil: none
 	replicas bool   // reads may come from replicas
 	clock    *clock
+	lent     context.Context //nolint:containedctx // lends the values of Open's to the commands of New, which is given none
 
 	gap       gapCounter
 	confirmed chan struct{} // closed when the bus is confirmed for the first time
+	refused   chan error    // holds why the first subscription was refused, for Open
 	journal   journal
 	replayer  *replayer // nil without Redis
 	own       ownChanges
@@ -81,9 +82,11 @@ type keyspace interface {
 const drainTime = 5 * time.Second
 
 // Open opens a gate. It returns a *[ConfigError] for options that cannot be used,
-// and the server's error if Redis refuses this client (authentication, rights). If
+// and the server's error if Redis refuses this client: the authentication, or a right
+// that a gate needs, which the error names (docs/acl.md has the list). If
 // Redis cannot be reached, the gate opens all the same and goes on trying: a
-// service must be able to start while its cache is out. ctx bounds Open only, and
+// service must be able to start while its cache is out. A right that is taken away
+// later is an outage of what needs it. ctx bounds Open only, and
 // its values go along with the gate's own commands.
 func Open(ctx context.Context, options Options) (*Gate, error) {
 	options, err := options.resolved()
@@ -95,7 +98,9 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 		instance:  randomHex(8),
 		events:    newCounters("", options.Observer),
 		clock:     newClock(),
+		lent:      context.WithoutCancel(ctx),
 		confirmed: make(chan struct{}),
+		refused:   make(chan error, 1),
 		closing:   make(chan struct{}),
 		journal:   journal{kicks: make(chan struct{}, 1)},
 		caches:    map[string]keyspace{},
@@ -118,40 +123,38 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 	}
 	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
 	g.store.OnHealth(g.health)
-	if err := g.store.Load(ctx); refused(err) {
-		return nil, fmt.Errorf("herdgate: Redis refuses this client: %w", err)
+	err = g.store.Load(ctx)
+	if err == nil {
+		err = g.store.CheckRights(ctx)
+	}
+	if remote.Rejected(err) {
+		_ = g.store.Wait(ctx) // its probes
+		return nil, rejected(err)
 	}
 	g.bus = g.store.Listen(ctx, busListener{g})
 	g.replayer = g.startReplayer(ctx)
-	g.awaitBus(ctx)
+	if err := g.awaitBus(ctx); err != nil {
+		_ = g.Close(ctx) // nothing was done with it
+		return nil, rejected(err)
+	}
 	return g, nil
 }
 
+func rejected(err error) error { return fmt.Errorf("herdgate: Redis refuses this client: %w", err) }
+
 // awaitBus gives the first subscription one command's time, so that what is read
-// right after Open may be kept as fresh.
-func (g *Gate) awaitBus(ctx context.Context) {
+// right after Open may be kept as fresh. It returns an error if the subscription is refused.
+func (g *Gate) awaitBus(ctx context.Context) error {
 	patience := time.NewTimer(g.options.RedisTimeout)
 	defer patience.Stop()
 	select {
 	case <-g.confirmed:
+	case err := <-g.refused:
+		return err
 	case <-patience.C:
 	case <-ctx.Done():
 	}
-}
-
-// refused reports whether the server has answered that it will not serve this
-// client, which no retry changes.
-func refused(err error) bool {
-	answer, ok := errors.AsType[redis.Error](err)
-	if !ok {
-		return false
-	}
-	for _, prefix := range []string{"NOAUTH", "WRONGPASS", "NOPERM", "ERR unknown command", "ERR AUTH"} {
-		if strings.HasPrefix(answer.Error(), prefix) {
-			return true
-		}
-	}
-	return false
+	return nil
 }
 
 // Close ends the gate and its caches: calls from then on return ErrClosed. Loads
@@ -308,6 +311,19 @@ func (g *Gate) health(down error) {
 // now is the monotonic time since the gate was opened.
 func (g *Gate) now() time.Duration { return g.clock.now() }
 
+// mayUse returns an error if Redis denies the keys of a cache. All else that may be wrong
+// with Redis passes by itself.
+func (g *Gate) mayUse(cache string, tagged bool) error {
+	if g.store == nil {
+		return nil
+	}
+	denied, ok := errors.AsType[*remote.DeniedError](g.store.CheckKeys(g.lent, cache, tagged))
+	if !ok {
+		return nil
+	}
+	return fmt.Errorf("herdgate: Redis refuses cache %q: %w", cache, denied)
+}
+
 // register makes a cache known under its name.
 func (g *Gate) register(name string, c keyspace) error {
 	g.mu.Lock()
@@ -408,6 +424,12 @@ func (l busListener) Woken(cache, key string) {
 
 // Lost implements remote.Listener.
 func (l busListener) Lost(reason error) {
+	if remote.Rejected(reason) {
+		select {
+		case l.g.refused <- reason:
+		default: // nobody has taken the one before: Open is over
+		}
+	}
 	if !l.g.gap.open() {
 		return // another vain attempt to get out of the gap
 	}

@@ -90,11 +90,14 @@ type Bus struct {
 // Listen starts the bus. ctx lends its values; the bus ends with Close.
 func (s *Store) Listen(ctx context.Context, l Listener) *Bus {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	b := &Bus{store: s, listener: l, beats: s.namespace + ":" + s.instance, kick: make(chan struct{}, 1), stop: stop}
+	b := &Bus{store: s, listener: l, beats: s.beats(), kick: make(chan struct{}, 1), stop: stop}
 	b.wg.Go(func() { b.receive(ctx) })
 	b.wg.Go(func() { b.beat(ctx) })
 	return b
 }
+
+// beats is the channel of this instance's heartbeat.
+func (s *Store) beats() string { return s.namespace + ":" + s.instance }
 
 // Close ends the bus and waits for its goroutines. What go-redis does not let go of
 // yet, say a dial, is left to Store.Wait.
@@ -179,7 +182,7 @@ func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
 		case received := <-inbox:
 			switch m := received.(type) {
 			case error:
-				return confirmed, m
+				return confirmed, b.store.denied(m, "subscribe")
 			case *redis.Subscription:
 				acks++
 				switch {

@@ -36,6 +36,9 @@ var generationSource string
 //go:embed scripts/tags.lua
 var tagsSource string
 
+//go:embed scripts/rights.lua
+var rightsSource string
+
 // script is one Lua script and the hash its server gave it. The hash is not
 // computed here: SHA-1 panics where only FIPS 140 algorithms are allowed.
 type script struct {

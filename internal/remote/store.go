@@ -36,6 +36,7 @@ type Store struct {
 
 	generation *script
 	tags       *script
+	rights     *script
 
 	calls sync.WaitGroup // commands in flight, given up on or not, and probes
 	quit  chan struct{}  // closed by Stop: ends the probes
@@ -76,6 +77,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 
 		generation: newScript("generation", generationSource),
 		tags:       newScript("tags", tagsSource),
+		rights:     newScript("rights", rightsSource),
 	}
 	s.stop = sync.OnceFunc(func() { close(s.quit) })
 	s.server.store = s
@@ -84,17 +86,18 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 }
 
 // Load puts the scripts into the servers' script caches. The store works without
-// (each script then travels whole once), so a failure is the caller's to judge.
+// (each script then travels whole once), so a failure is the caller's to judge. It is a
+// *[DeniedError] where the right to load scripts is missing.
 func (s *Store) Load(ctx context.Context) error {
 	_, err := guarded(ctx, route{&s.server, ""}, ordinary, func(ctx context.Context) (struct{}, error) {
-		for _, sc := range []*script{s.acquire, s.renew, s.commit, s.finish, s.change, s.generation, s.tags} {
+		for _, sc := range []*script{s.acquire, s.renew, s.commit, s.finish, s.change, s.generation, s.tags, s.rights} {
 			if err := sc.load(ctx, s.rdb); err != nil {
 				return struct{}{}, err
 			}
 		}
 		return struct{}{}, nil
 	})
-	return err
+	return s.denied(err, "script|load")
 }
 
 // Stop ends the probes: a server that is down by now stays so for this store. Further
