@@ -189,3 +189,60 @@ func TestWhateverErrorRedisAnswersWithValuesAreServed(t *testing.T) { // I6
 		})
 	}
 }
+
+// Two masters each say that the other one has a slot.
+func TestASlotThatNobodyHasIsOutAndTheOthersAreNot(t *testing.T) { // I6
+	t.Parallel()
+	cluster := testutil.StartCluster(t)
+	slot, err := cluster.Nodes[0].Client(t).ClusterKeySlot(t.Context(), entryKey).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var owner, other *redis.Client
+	for _, node := range cluster.Nodes {
+		client := node.Client(t)
+		if moved := client.Get(t.Context(), entryKey).Err(); errors.Is(moved, redis.Nil) {
+			owner = client
+		} else {
+			other = client
+		}
+	}
+	assign := func(to *redis.Client) {
+		t.Helper()
+		id, err := to.ClusterMyID(t.Context()).Result()
+		if err == nil {
+			err = owner.Do(t.Context(), "CLUSTER", "SETSLOT", slot, "NODE", id).Err()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := newOrigin(time.Millisecond)
+	g := openGate(t, herdgate.Options{Redis: cluster.Client(t), Namespace: "test"})
+	c := newCache(t, g, o.load, herdgate.Policy{TTL: time.Hour, LocalTTL: herdgate.Off})
+	get(t, c, "elsewhere")
+	assign(other)
+	for _, client := range []*redis.Client{owner, other} {
+		if err := client.Get(t.Context(), entryKey).Err(); err == nil || !strings.HasPrefix(err.Error(), "MOVED") {
+			t.Fatalf("%v is answered", err)
+		}
+	}
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), topologyPatience)
+		if v, err := c.Get(ctx, "k"); err != nil || !strings.HasPrefix(v, "k#") {
+			t.Errorf("got %q, %v", v, err)
+		}
+		cancel()
+		if r, err := c.Lookup(t.Context(), "elsewhere"); err != nil || r.Outcome != herdgate.OutcomeRemote {
+			t.Errorf("in a slot that is well: %+v, %v", r, err)
+		}
+	}
+	if n := o.loads.Load(); n != 2 {
+		t.Errorf("%d loads of two keys", n)
+	}
+	assign(owner)
+	testutil.Eventually(t, topologyPatience, func() bool {
+		r, err := c.Lookup(t.Context(), "k")
+		return err == nil && r.Outcome == herdgate.OutcomeRemote
+	}, "the slot is used again")
+}
