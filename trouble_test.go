@@ -93,12 +93,12 @@ func troubles() map[string]trouble {
 			end:   do("CONFIG SET maxmemory 0"),
 		},
 		"NOREPLICAS": {
-			answer: "NOREPLICAS", reads: true,
+			answer: "NOREPLICAS", reads: true, down: true,
 			begin: do("CONFIG SET min-replicas-to-write 1"),
 			end:   do("CONFIG SET min-replicas-to-write 0"),
 		},
 		"MISCONF": {
-			answer: "MISCONF", reads: true,
+			answer: "MISCONF", reads: true, down: true,
 			begin: func(t *testing.T, server *testutil.Redis, direct *redis.Client) {
 				t.Helper()
 				dir := direct.ConfigGet(t.Context(), "dir").Val()["dir"]
@@ -173,6 +173,12 @@ func TestWhateverErrorRedisAnswersWithValuesAreServed(t *testing.T) { // I6
 			if v := get(t, c, "before"); v != "before#1" {
 				t.Errorf("what was there before is %q", v)
 			}
+			switch err := c.Delete(t.Context(), "gone"); {
+			case errors.Is(err, herdgate.ErrJournaled) != tr.down:
+				t.Errorf("a delete: %v", err)
+			case name == "NOPERM" && err == nil, name == "OOM" && err != nil:
+				t.Errorf("a delete: %v", err)
+			}
 			if n := o.loads.Load(); n != 1+keys {
 				t.Errorf("%d loads of %d keys", n, 1+keys)
 			}
@@ -185,7 +191,10 @@ func TestWhateverErrorRedisAnswersWithValuesAreServed(t *testing.T) { // I6
 
 			tr.end(t, server, direct)
 			untilShared(t, c, otherCache)
-			testutil.Eventually(t, topologyPatience, func() bool { return g.RedisUp() && g.Connected() }, "all is well")
+			testutil.Eventually(t, topologyPatience, func() bool {
+				s := c.Stats()
+				return g.RedisUp() && g.Connected() && s.Replayed == s.Journaled
+			}, "all is well, and the delete is made")
 		})
 	}
 }

@@ -126,7 +126,7 @@ type verdict uint8
 const (
 	verdictAnswer  verdict = iota // also an error that is an answer: the server is there
 	verdictSilence                // no answer came
-	verdictRefusal                // it says itself that it serves nobody, or is no master
+	verdictRefusal                // it says itself that it serves nobody, is no master, or takes no writes
 	verdictMoving                 // the keys are on their way to another server: neither
 )
 
@@ -148,7 +148,7 @@ func judge(err error) verdict {
 		return strings.HasPrefix(text, code+" ") || strings.Contains(text, "-"+code+" ")
 	}
 	switch {
-	case slices.ContainsFunc([]string{"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY", "NOAUTH", "WRONGPASS"}, is),
+	case slices.ContainsFunc([]string{"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY", "NOREPLICAS", "MISCONF", "NOAUTH", "WRONGPASS"}, is),
 		strings.HasPrefix(text, "ERR max number of clients"):
 		return verdictRefusal
 	case slices.ContainsFunc([]string{"MOVED", "ASK", "TRYAGAIN"}, is):

@@ -351,7 +351,8 @@ func TestErrorsAreJudgedByWhatTheySayOfTheServer(t *testing.T) {
 		"NOSCRIPT No matching script.":                                                       verdictAnswer,
 		"WRONGTYPE Operation against a key holding the wrong kind of value":                  verdictAnswer,
 		"BUSYGROUP Consumer Group name already exists":                                       verdictAnswer,
-		"MISCONF Redis is configured to save RDB snapshots":                                  verdictAnswer,
+		"MISCONF Redis is configured to save RDB snapshots":                                  verdictRefusal,
+		"NOREPLICAS Not enough good replicas to write.":                                      verdictRefusal,
 	} {
 		if got := judge(refusal(text)); got != want {
 			t.Errorf("%q is judged %d, want %d", text, got, want)
