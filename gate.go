@@ -89,6 +89,11 @@ const drainTime = 5 * time.Second
 // later is an outage of what needs it. ctx bounds Open only, and
 // its values go along with the gate's own commands.
 func Open(ctx context.Context, options Options) (*Gate, error) {
+	return open(ctx, options, time.Now)
+}
+
+// open is Open with a wall clock.
+func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, error) {
 	options, err := options.resolved()
 	if err != nil {
 		return nil, err
@@ -123,6 +128,7 @@ func Open(ctx context.Context, options Options) (*Gate, error) {
 	}
 	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
 	g.store.OnHealth(g.health)
+	g.store.SetWall(wall)
 	err = g.store.Load(ctx)
 	if err == nil {
 		err = g.store.CheckRights(ctx)

@@ -17,7 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(testutil.Main(m, map[string]testutil.Role{instanceRole: runInstance, outageRole: runOutage}))
+	os.Exit(testutil.Main(m, map[string]testutil.Role{instanceRole: runInstance, outageRole: runOutage, skewedRole: runSkewed}))
 }
 
 // world is a Redis and the instances of a service around it.

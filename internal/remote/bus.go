@@ -68,11 +68,15 @@ const (
 	reconnectFloor = 20 * time.Millisecond
 	reconnectCap   = time.Second
 	heartbeat      = "H" // the message
+	// leap is how far the wall clock and the monotonic one may drift apart between two
+	// heartbeats. Clocks that are kept right by slewing stay far below it.
+	leap = time.Second / 2
 )
 
 var (
 	errNoHeartbeat = errors.New("herdgate: no heartbeat came back over the bus")
 	errReplaced    = errors.New("herdgate: the subscription was replaced")
+	errLeap        = errors.New("herdgate: the wall clock was set, or this machine has slept: what is known of times is learned anew")
 )
 
 // Bus receives the messages of a namespace. One goroutine keeps the subscription,
@@ -83,6 +87,7 @@ type Bus struct {
 	listener Listener
 	beats    string        // channel of this instance's heartbeat
 	kick     chan struct{} // asks for a heartbeat now
+	leapt    chan struct{} // gets a token when the clocks have
 	stop     context.CancelFunc
 	wg       sync.WaitGroup
 }
@@ -90,7 +95,7 @@ type Bus struct {
 // Listen starts the bus. ctx lends its values; the bus ends with Close.
 func (s *Store) Listen(ctx context.Context, l Listener) *Bus {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	b := &Bus{store: s, listener: l, beats: s.beats(), kick: make(chan struct{}, 1), stop: stop}
+	b := &Bus{store: s, listener: l, beats: s.beats(), kick: make(chan struct{}, 1), leapt: make(chan struct{}, 1), stop: stop}
 	b.wg.Go(func() { b.receive(ctx) })
 	b.wg.Go(func() { b.beat(ctx) })
 	return b
@@ -117,7 +122,17 @@ func (b *Bus) Kick() {
 func (b *Bus) beat(ctx context.Context) {
 	tick := time.NewTicker(heartbeatEvery)
 	defer tick.Stop()
+	apart := b.store.apart()
 	for {
+		// The monotonic clock stands while the machine sleeps: copies would be served for
+		// that much longer, and the server's time is not what it is believed to be.
+		last := apart
+		if apart = b.store.apart(); (apart - last).Abs() >= leap {
+			select {
+			case b.leapt <- struct{}{}:
+			default:
+			}
+		}
 		// A failure needs no handling: the heartbeat then does not come back.
 		caches, told := b.listener.Caches()
 		told(b.store.beat(ctx, b.beats, caches))
@@ -177,6 +192,8 @@ func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
 		select {
 		case <-silence.C:
 			return confirmed, errNoHeartbeat
+		case <-b.leapt:
+			return confirmed, errLeap
 		case <-ctx.Done():
 			return confirmed, ctx.Err()
 		case received := <-inbox:

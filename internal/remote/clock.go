@@ -60,3 +60,12 @@ func (c *clock) slack() time.Duration {
 	defer c.mu.Unlock()
 	return c.margin
 }
+
+// SetWall sets the wall clock, for tests. Call it before Listen.
+func (s *Store) SetWall(now func() time.Time) { s.wall = now }
+
+// apart is how far the wall clock has moved from the monotonic one since the store was
+// made. It changes when the wall clock is set, and when the machine has slept.
+func (s *Store) apart() time.Duration {
+	return s.wall().Round(0).Sub(s.start.Round(0)) - s.mono()
+}

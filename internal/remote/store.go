@@ -26,6 +26,7 @@ type Store struct {
 	channel   string // the bus
 	timeout   time.Duration
 	start     time.Time          // a reading with a monotonic part; what the clocks count from
+	wall      func() time.Time   // the wall clock, which nothing is timed by: see apart
 	silent    error              // ErrNoAnswer, with the timeout
 	asking    singleflight.Group // for the server's time
 	acquire   *script
@@ -64,6 +65,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		timeout:   timeout,
 		silent:    fmt.Errorf("%w (%v)", ErrNoAnswer, timeout),
 		start:     time.Now(),
+		wall:      time.Now,
 		clocks:    map[string]*clock{},
 		masters:   map[string]*breaker{},
 		quit:      make(chan struct{}),
