@@ -146,13 +146,15 @@ func (c *Cache[V]) send(ctx context.Context, keys remote.Keys, key string, ch re
 	}
 	c.gate.own.add(ch.ID)
 	t := c.ticket(key)
+	remembered := c.remember(ch.Op, key, nil)
 	stored, err := c.builds.Change(ctx, keys, ch)
-	switch {
-	case err == nil && stored == remote.Done:
+	if stored == remote.Done && (err == nil || errors.Is(err, ErrNotReplicated)) {
 		c.replace(key, kept, t) // a value that was Set, if nothing else has changed since it was sent
 		c.outdate(key)
-		c.events.emit(Event{Kind: EventChange, Key: key})
-		return nil
+		return c.took(ch.Op, key, err)
+	}
+	c.gate.recent.drop(remembered)
+	switch {
 	case err == nil && stored == remote.TooLate:
 		c.gate.own.drop(ch.ID)
 		return c.journaled(ch, horizon, errTooLate)
@@ -166,6 +168,17 @@ func (c *Cache[V]) send(ctx context.Context, keys remote.Keys, key string, ch re
 	c.invalidate(key)
 	c.events.emit(Event{Kind: EventChangeFailed, Key: key, Err: err})
 	return c.changeError(ch.Op, key, err)
+}
+
+// took is the end of a change that took effect. err is nil, or says that too few replicas
+// have it.
+func (c *Cache[V]) took(op remote.Op, key string, err error) error {
+	c.events.emit(Event{Kind: EventChange, Key: key})
+	if err == nil {
+		return nil
+	}
+	c.events.emit(Event{Kind: EventNotReplicated, Key: key, Err: err})
+	return c.changeError(op, key, err)
 }
 
 var errTooLate = errors.New("herdgate: the change reached Redis too late and was not made")

@@ -27,7 +27,8 @@ func (c *Cache[V]) Clear(ctx context.Context) error {
 		c.events.emit(Event{Kind: EventChange})
 		return nil
 	}
-	if err := c.clear(ctx); err != nil {
+	err := c.clear(ctx)
+	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		c.generation.forget()
 		if !remote.Answered(err) {
 			return c.journaledWhole(opClear, nil, err)
@@ -36,21 +37,23 @@ func (c *Cache[V]) Clear(ctx context.Context) error {
 		c.events.emit(Event{Kind: EventChangeFailed, Err: err})
 		return c.changeError(opClear, "", err)
 	}
-	c.events.emit(Event{Kind: EventChange})
-	return nil
+	return c.took(opClear, "", err)
 }
 
+// clear returns nil, or an error that matches ErrNotReplicated, for a Clear that was made.
 func (c *Cache[V]) clear(ctx context.Context) error {
 	id := randomHex(8)
 	c.gate.own.add(id)
+	remembered := c.remember(opClear, "", nil)
 	n, err := c.gate.store.Clear(ctx, c.name, id)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		c.gate.own.drop(id)
+		c.gate.recent.drop(remembered)
 		return err
 	}
 	c.generation.hear(n)
 	c.wipe() // also if the message was first: its wipe may still be under way
-	return nil
+	return err
 }
 
 const opClear remote.Op = "clear"

@@ -54,6 +54,12 @@ var (
 	// serve the old value until then. What is not made when the gate is closed is lost.
 	ErrJournaled = errors.New("herdgate: Redis is out, the change is made when it is back")
 
+	// ErrNotReplicated means that a change took effect, and that fewer replicas than
+	// Options.ReplicaWait have confirmed it in time: a failover may lose it. Its text says
+	// how many of how many have. If Redis fails over, the change is made once more, see
+	// Options.ResendWindow.
+	ErrNotReplicated = remote.ErrNotReplicated
+
 	// ErrClosed means that the gate was closed.
 	ErrClosed = errors.New("herdgate: gate is closed")
 )
@@ -143,7 +149,8 @@ func (e *lostChangesError) Error() string {
 func (*lostChangesError) Is(target error) bool { return target == ErrJournaled }
 
 // ChangeError says that a change, of one key but for a Clear or tags, failed. One that
-// matches [ErrJournaled] will be made once Redis answers; any other was not made, and
+// matches [ErrJournaled] will be made once Redis answers; one that matches
+// [ErrNotReplicated] was made, and could be lost; any other was not made, and
 // the old value can be served, also by this process, until a change succeeds: call again.
 type ChangeError struct {
 	Op    string // "set", "delete", "expire", "clear" or "invalidate tags"

@@ -39,6 +39,7 @@ type Gate struct {
 	confirmed chan struct{} // closed when the bus is confirmed for the first time
 	refused   chan error    // holds why the first subscription was refused, for Open
 	journal   journal
+	recent    recent
 	replayer  *replayer // nil without Redis
 	own       ownChanges
 	stripes   [stripeCount]stripe
@@ -73,6 +74,7 @@ type keyspace interface {
 	raised(tags []string, number uint64)
 	doubt()
 
+	resend(ch recentChange)
 	replay(ctx context.Context, key string, j journaled) (done bool)
 	replayWhole(ctx context.Context, j journaledCache) (done bool)
 	dropSpares()
@@ -108,6 +110,7 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 		refused:   make(chan error, 1),
 		closing:   make(chan struct{}),
 		journal:   journal{kicks: make(chan struct{}, 1)},
+		recent:    recent{window: options.ResendWindow},
 		caches:    map[string]keyspace{},
 	}
 	g.tracer, _ = options.Observer.(Tracer)
@@ -127,6 +130,7 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 		return nil, &ConfigError{Field: "Options.Redis", Value: "a *redis.Ring", Want: "a client of a single node, Sentinel or Cluster: a ring moves keys without telling when a shard is down"}
 	}
 	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
+	g.store.AwaitReplicas(options.ReplicaWait)
 	g.store.OnHealth(g.health)
 	g.store.SetWall(wall)
 	err = g.store.Load(ctx)

@@ -2,6 +2,7 @@ package herdgate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -267,6 +268,15 @@ func (r *replayer) round(ctx context.Context) {
 // lets it act in this process at once. The journal comes first: who has not seen the
 // change there reads under a ticket from before the epoch that it moves.
 func (c *Cache[V]) journaled(ch remote.Change, horizon int64, cause error) error {
+	c.journal(ch, horizon)
+	c.events.emit(Event{Kind: EventJournaled, Key: ch.Key, Err: cause})
+	if c.gate.options.AcceptJournaled {
+		return nil
+	}
+	return c.changeError(ch.Op, ch.Key, fmt.Errorf("%w: %w", ErrJournaled, cause))
+}
+
+func (c *Cache[V]) journal(ch remote.Change, horizon int64) {
 	if !c.gate.journal.add(journalKey{c.name, ch.Key}, ch.Op, horizon) {
 		c.events.emit(Event{Kind: EventJournalFull})
 	}
@@ -276,11 +286,6 @@ func (c *Cache[V]) journaled(ch remote.Change, horizon int64, cause error) error
 		c.replace(ch.Key, nil, ticket{})
 	}
 	c.outdate(ch.Key)
-	c.events.emit(Event{Kind: EventJournaled, Key: ch.Key, Err: cause})
-	if c.gate.options.AcceptJournaled {
-		return nil
-	}
-	return c.changeError(ch.Op, ch.Key, fmt.Errorf("%w: %w", ErrJournaled, cause))
 }
 
 // expireCopy marks a copy stale, for as long as Redis is not asked for its key.
@@ -315,8 +320,11 @@ func (c *Cache[V]) replay(ctx context.Context, key string, j journaled) (done bo
 		ID: randomHex(8), Op: j.op, Cache: c.name, Key: key, Interval: c.plan(key).policy.MinRebuildInterval,
 	}
 	c.gate.own.add(ch.ID)
-	if stored, err := c.gate.store.Change(ctx, keys, ch); err != nil || stored != remote.Done {
+	remembered := c.remember(ch.Op, key, nil)
+	// One that too few replicas have is made: it is remembered for when they become masters.
+	if stored, err := c.gate.store.Change(ctx, keys, ch); stored != remote.Done || err != nil && !errors.Is(err, ErrNotReplicated) {
 		c.gate.own.drop(ch.ID)
+		c.gate.recent.drop(remembered)
 		return false
 	}
 	c.events.emit(Event{Kind: EventReplayed, Key: key})
@@ -341,13 +349,13 @@ func (c *Cache[V]) journaledWhole(op remote.Op, tags []string, cause error) erro
 // reports whether that is certain.
 func (c *Cache[V]) replayWhole(ctx context.Context, j journaledCache) (done bool) {
 	if j.clear {
-		if c.clear(ctx) != nil {
+		if err := c.clear(ctx); err != nil && !errors.Is(err, ErrNotReplicated) {
 			return false
 		}
 	} else {
 		tags := slices.Collect(maps.Keys(j.tags))
 		for some := range slices.Chunk(tags, wire.MaxTags) {
-			if c.raise(ctx, some) != nil {
+			if err := c.raise(ctx, some); err != nil && !errors.Is(err, ErrNotReplicated) {
 				return false
 			}
 		}

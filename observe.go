@@ -100,10 +100,19 @@ const (
 	EventRedisUp
 	// EventJournaled: a change did not, or perhaps not, reach Redis, and is made later [Key, Err].
 	EventJournaled
-	// EventReplayed: such a change was made [Key].
+	// EventReplayed: such a change, or that of an EventResent, was made [Key].
 	EventReplayed
 	// EventJournalFull: there are too many of them; the cache is cleared when Redis is back.
 	EventJournalFull
+	// EventNotReplicated: a change took effect, but fewer replicas than Options.ReplicaWait
+	// have confirmed it in time [Key, Err].
+	EventNotReplicated
+	// EventResent: a change is made once more, since another master may not have it; it is
+	// an EventReplayed then [Key].
+	EventResent
+	// EventForgotten: there are too many changes to be made once more after a failover, and
+	// the oldest would not be.
+	EventForgotten
 	eventKinds
 )
 
@@ -113,7 +122,7 @@ func (k EventKind) String() string {
 		"get", "coalesced", "load", "load failed", "abandoned", "refresh", "wait", "wait timeout", "backoff",
 		"lease won", "lease held", "renewal failed", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
 		"bad payload", "outdated", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed",
-		"redis down", "redis up", "journaled", "replayed", "journal full", "unknown",
+		"redis down", "redis up", "journaled", "replayed", "journal full", "not replicated", "resent", "forgotten", "unknown",
 	}[min(k, eventKinds)]
 }
 

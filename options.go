@@ -47,6 +47,22 @@ type Options struct {
 	// who would do nothing but go on. Default false.
 	AcceptJournaled bool
 
+	// ReplicaWait is how many replicas must confirm a Set, Delete, Expire, Clear or
+	// InvalidateTags before it returns nil: a failover to one of these does not lose it. If
+	// fewer do within half of RedisTimeout, and of the client's ReadTimeout, it returns an
+	// error that matches [ErrNotReplicated]. Each change then costs a WAIT besides, sent in
+	// the same step. Default 0: none, replication is asynchronous.
+	ReplicaWait int
+
+	// ResendWindow is how late the replicas may have a change. When Redis has another
+	// master, or the master has started anew, the changes that this gate has made since so
+	// long before it was last seen to be the same are made there once more: a Set as a
+	// Delete, so that at worst they cost a load each. Up to 10 000 are remembered, the last
+	// ones. While there are some, the masters are asked for their replication ids every
+	// second, which needs the right to INFO; without it nothing is made again. Default
+	// 10 s. Off: nothing is.
+	ResendWindow time.Duration
+
 	// Observer sees what happens, event by event. nil: nobody.
 	Observer Observer
 }
@@ -193,6 +209,10 @@ func (o Options) resolved() (Options, error) {
 	c.name("Namespace", o.Namespace)
 	c.count("MaxLoads", &o.MaxLoads, 64)
 	c.duration("RedisTimeout", &o.RedisTimeout, 250*time.Millisecond)
+	if o.ReplicaWait < 0 {
+		c.fail("ReplicaWait", o.ReplicaWait, "a number of replicas, or 0 for none")
+	}
+	c.durationOrOff("ResendWindow", &o.ResendWindow, 10*time.Second)
 	switch {
 	case o.LocalBytes == 0:
 		o.LocalBytes = 64 << 20

@@ -123,6 +123,12 @@ func line(kind EventKind) (write func(*slog.Logger, string, ...any), message str
 		return (*slog.Logger).Warn, "herdgate: change has not reached Redis, it is made later"
 	case EventJournalFull:
 		return (*slog.Logger).Warn, "herdgate: too many changes have not reached Redis, the cache is cleared when it is back"
+	case EventNotReplicated:
+		return (*slog.Logger).Warn, "herdgate: change is not on enough replicas, a failover may lose it"
+	case EventResent:
+		return (*slog.Logger).Info, "herdgate: Redis has another master, recent changes are made there once more"
+	case EventForgotten:
+		return (*slog.Logger).Warn, "herdgate: too many changes to make all of them once more after a failover"
 	case EventBusLost:
 		return (*slog.Logger).Warn, "herdgate: invalidations may be missed, nothing local is fresh"
 	case EventRenewalFailed:

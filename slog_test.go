@@ -64,6 +64,9 @@ func TestAnOperatorReadsOfTroubleAndOfNothingElse(t *testing.T) {
 		herdgate.EventRedisUp:       "INFO",
 		herdgate.EventJournaled:     "WARN",
 		herdgate.EventJournalFull:   "WARN",
+		herdgate.EventNotReplicated: "WARN",
+		herdgate.EventResent:        "INFO",
+		herdgate.EventForgotten:     "WARN",
 		herdgate.EventNewerEntry:    "INFO",
 	}
 	for kind := herdgate.EventKind(0); kind.String() != "unknown"; kind++ {

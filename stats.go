@@ -54,6 +54,10 @@ type Stats struct {
 	Journaled     uint64 // changes that wait until Redis is back
 	Replayed      uint64 // what was made of them then: those of one key, or of one cache's tags, are made as one
 	JournalFull   uint64 // times that there were too many of them
+
+	NotReplicated uint64 // changes that took effect, but that fewer than Options.ReplicaWait replicas have confirmed
+	Resent        uint64 // changes that are made once more since there is another master; Replayed counts them, too
+	Forgotten     uint64 // changes that would not be, as there were too many after them
 }
 
 // counters count what a cache, or a gate without its caches, emits.
@@ -166,6 +170,10 @@ func (t *totals) stats() Stats {
 		Journaled:     t.kinds[EventJournaled],
 		Replayed:      t.kinds[EventReplayed],
 		JournalFull:   t.kinds[EventJournalFull],
+
+		NotReplicated: t.kinds[EventNotReplicated],
+		Resent:        t.kinds[EventResent],
+		Forgotten:     t.kinds[EventForgotten],
 	}
 	s.Gets = s.Failed + s.Local + s.Remote + s.Stale + s.Loaded + s.Waited + s.Unlocked + s.Default
 	return s

@@ -2,6 +2,7 @@ package herdgate
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -24,11 +25,14 @@ func (c *Cache[V]) InvalidateTags(ctx context.Context, tags ...string) error {
 		return err
 	}
 	defer c.gate.calls.Done()
+	var short error
 	for some := range slices.Chunk(tags, wire.MaxTags) {
 		if want := wire.CheckTags(some); want != "" {
 			return c.changeError(opTags, names, &ConfigError{Field: "tags", Value: names, Want: want})
 		}
-		if err := c.raise(ctx, some); err != nil {
+		if err := c.raise(ctx, some); errors.Is(err, ErrNotReplicated) {
+			short = err
+		} else if err != nil {
 			if !remote.Answered(err) {
 				return c.journaledWhole(opTags, tags, err)
 			}
@@ -36,12 +40,12 @@ func (c *Cache[V]) InvalidateTags(ctx context.Context, tags ...string) error {
 			return c.changeError(opTags, names, err)
 		}
 	}
-	c.events.emit(Event{Kind: EventChange, Key: names})
-	return nil
+	return c.took(opTags, names, short)
 }
 
 const opTags remote.Op = "invalidate tags"
 
+// raise returns nil, or an error that matches ErrNotReplicated, for what was made.
 func (c *Cache[V]) raise(ctx context.Context, tags []string) error {
 	if c.gate.store == nil {
 		c.raised(tags, c.tags.next())
@@ -49,9 +53,11 @@ func (c *Cache[V]) raise(ctx context.Context, tags []string) error {
 	}
 	id := randomHex(8)
 	c.gate.own.add(id)
+	remembered := c.remember(opTags, "", slices.Clone(tags)) // the caller's own
 	n, err := c.gate.store.RaiseTags(ctx, c.name, id, tags, c.tagLife())
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		c.gate.own.drop(id)
+		c.gate.recent.drop(remembered)
 		// It may have happened. Which copies have one of the tags is only known by
 		// numbers that are not known now.
 		c.tags.forget()
@@ -59,7 +65,7 @@ func (c *Cache[V]) raise(ctx context.Context, tags []string) error {
 		return err
 	}
 	c.raised(tags, n)
-	return nil
+	return err
 }
 
 // raised is what an invalidation of tags does in this process. Flights that read or

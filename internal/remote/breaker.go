@@ -137,7 +137,7 @@ func judge(err error) verdict {
 	}
 	answer, ok := errors.AsType[redis.Error](err)
 	switch {
-	case errors.Is(err, lock.ErrNotHeld): // the reply to a renewal
+	case errors.Is(err, lock.ErrNotHeld), errors.Is(err, ErrNotReplicated), errors.Is(err, errNoMaster): // read from replies
 		return verdictAnswer
 	case !ok:
 		return verdictSilence

@@ -60,6 +60,14 @@ type Listener interface {
 	// Generations is told them, 0 for one that could not be read; by another goroutine
 	// than the rest. Between the two calls nothing may be taken for newer than the reply.
 	Caches() (names []string, told func(generations []uint64))
+
+	// Remembers reports whether there are changes that a failover may have lost. While it
+	// does, the masters are asked with the heartbeat whether they are the same as before.
+	Remembers() bool
+	// Masters is told so: other says that one of them was no master when they were asked
+	// last. What a server acknowledges to a command that begins after this call is not
+	// lost with that change of masters. asked is when they were.
+	Masters(asked time.Time, other bool)
 }
 
 const (
@@ -88,6 +96,7 @@ type Bus struct {
 	beats    string        // channel of this instance's heartbeat
 	kick     chan struct{} // asks for a heartbeat now
 	leapt    chan struct{} // gets a token when the clocks have
+	masters  masters       // of the goroutine that beats
 	stop     context.CancelFunc
 	wg       sync.WaitGroup
 }
@@ -136,12 +145,30 @@ func (b *Bus) beat(ctx context.Context) {
 		// A failure needs no handling: the heartbeat then does not come back.
 		caches, told := b.listener.Caches()
 		told(b.store.beat(ctx, b.beats, caches))
+		b.look(ctx)
 		select {
 		case <-tick.C:
 		case <-b.kick:
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// look asks who the masters are: once at first, so that the first change is remembered
+// against something, and then while there is a reason. A failure needs no handling: the
+// next heartbeat asks again.
+func (b *Bus) look(ctx context.Context) {
+	if b.masters.asked && !b.listener.Remembers() {
+		return
+	}
+	asked := time.Now()
+	ids, err := b.store.masterIDs(ctx)
+	switch {
+	case err == nil:
+		b.listener.Masters(asked, b.masters.learn(ids))
+	case Answered(err):
+		b.masters.asked = true // it does not tell: no right to INFO, or a proxy
 	}
 }
 

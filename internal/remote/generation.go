@@ -20,7 +20,8 @@ func (s *Store) Generation(ctx context.Context, cache string) (uint64, error) {
 	return s.runGeneration(ctx, cache, "read", "0")
 }
 
-// Clear begins a generation of a cache, and tells everybody. It may be sent twice.
+// Clear begins a generation of a cache, and tells everybody. It may be sent twice. The
+// generation comes with an error that matches ErrNotReplicated if too few replicas have it.
 func (s *Store) Clear(ctx context.Context, cache, id string) (uint64, error) {
 	return s.runGeneration(ctx, cache, "clear", id)
 }
@@ -28,12 +29,15 @@ func (s *Store) Clear(ctx context.Context, cache, id string) (uint64, error) {
 func (s *Store) runGeneration(ctx context.Context, cache, op, id string) (uint64, error) {
 	message := "G " + s.instance + " " + id + " " + cache + " "
 	return retried(ctx, s.route(ctx, s.generationKey(cache)), ordinary, func(ctx context.Context) (uint64, error) {
-		v, err := s.generation.run(ctx, s.rdb, again, []string{s.generationKey(cache)}, op, s.channel, message)
-		if err != nil {
-			return 0, err
+		run := s.run
+		if op == "clear" {
+			run = s.runChange
 		}
-		r := newReply(v)
-		return uint64(r.integer(0)), r.err
+		v, err := run(ctx, s.generation, again, []string{s.generationKey(cache)}, op, s.channel, message)
+		return readReply(v, err, func(v any) (uint64, error) {
+			r := newReply(v)
+			return uint64(r.integer(0)), r.err
+		})
 	})
 }
 

@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -69,6 +70,11 @@ const (
 	once
 )
 
+// run is [script.run] with the client of the store.
+func (s *Store) run(ctx context.Context, sc *script, how sends, keys []string, args ...any) (any, error) {
+	return sc.run(ctx, s.rdb, how, keys, args...)
+}
+
 // run sends the script by its hash, and whole where the server does not know it
 // (never loaded there, SCRIPT FLUSH, failover to a fresh node): EVAL loads it too.
 func (sc *script) run(ctx context.Context, rdb redis.UniversalClient, how sends, keys []string, args ...any) (any, error) {
@@ -118,6 +124,7 @@ type scriptCall[T any] struct {
 	store  *Store
 	script *script
 	how    sends
+	change bool     // replicas are to have it, see Store.AwaitReplicas
 	keys   Keys     // they say which server
 	names  []string // the KEYS of the script
 	// args are the ARGV of one try; notAfter is the server time past which it must do nothing.
@@ -130,12 +137,26 @@ func (q scriptCall[T]) send(ctx context.Context) (T, error) {
 	s := q.store
 	clock := s.clockOf(ctx, q.keys)
 	sent := clock.mono()
-	v, err := q.script.run(ctx, s.rdb, q.how, q.names, q.args(s.notAfter(clock))...)
-	if err != nil {
+	run := s.run
+	if q.change {
+		run = s.runChange
+	}
+	v, err := run(ctx, q.script, q.how, q.names, q.args(s.notAfter(clock))...)
+	return readReply(v, err, func(v any) (T, error) { return q.read(v, clock, sent) })
+}
+
+// readReply reads a reply that came with this error: one that matches ErrNotReplicated
+// says nothing against it.
+func readReply[T any](v any, err error, read func(any) (T, error)) (T, error) {
+	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		var zero T
 		return zero, err
 	}
-	return q.read(v, clock, sent)
+	t, unread := read(v)
+	if unread != nil {
+		err = unread
+	}
+	return t, err
 }
 
 // timed is the read of a script whose reply is an array with the server's time as

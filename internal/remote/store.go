@@ -25,6 +25,7 @@ type Store struct {
 	instance  string
 	channel   string // the bus
 	timeout   time.Duration
+	replicas  int                // that a change waits for
 	start     time.Time          // a reading with a monotonic part; what the clocks count from
 	wall      func() time.Time   // the wall clock, which nothing is timed by: see apart
 	silent    error              // ErrNoAnswer, with the timeout
@@ -359,10 +360,11 @@ type Change struct {
 }
 
 // Change applies a change and announces it. Deletes and expiries may be sent twice;
-// a set is sent exactly once, since a late second copy could undo a newer one.
+// a set is sent exactly once, since a late second copy could undo a newer one. Done comes
+// with an error that matches ErrNotReplicated if too few replicas have it.
 func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error) {
 	px, interval := "0", millis(c.Interval)
-	q := scriptCall[Stored]{store: s, script: s.change, keys: keys, names: []string{keys.V, keys.B}, read: timed(readStored)}
+	q := scriptCall[Stored]{store: s, script: s.change, change: true, keys: keys, names: []string{keys.V, keys.B}, read: timed(readStored)}
 	apply := retried[Stored]
 	if c.Op == OpSet {
 		px, q.how, apply = millis(c.PX), once, guarded[Stored]
@@ -372,8 +374,11 @@ func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error)
 	}
 	to := s.route(ctx, keys.V)
 	stored, err := apply(ctx, to, ordinary, q.send)
-	if err == nil && stored == TooLate { // it did nothing, so that this is no second copy
+	if stored == TooLate { // it did nothing, so that this is no second copy
 		stored, err = apply(ctx, to, ordinary, q.send)
+	}
+	if stored != Done && errors.Is(err, ErrNotReplicated) {
+		err = nil // there is nothing to be replicated
 	}
 	return stored, err
 }

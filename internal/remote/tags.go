@@ -26,7 +26,8 @@ func (s *Store) Tags(ctx context.Context, cache string, tags []string, life time
 }
 
 // RaiseTags invalidates what has one of the tags, and tells everybody. It may be sent
-// twice. It returns the number that the tags have from now on.
+// twice. It returns the number that the tags have from now on, with an error that matches
+// ErrNotReplicated if too few replicas have it.
 func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, life time.Duration) (uint64, error) {
 	var message strings.Builder
 	message.WriteString("T " + s.instance + " " + id + " " + cache + " ")
@@ -40,21 +41,24 @@ func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, 
 func (s *Store) runTags(ctx context.Context, cache string, tags []string, op string, life time.Duration, message string) (sequence uint64, numbers []uint64, err error) {
 	px := millis(life)
 	numbers, err = retried(ctx, s.route(ctx, s.tagKeys(cache, nil)[0]), ordinary, func(ctx context.Context) ([]uint64, error) {
-		v, err := s.tags.run(ctx, s.rdb, again, s.tagKeys(cache, tags), op, px, s.channel, message)
-		if err != nil {
-			return nil, err
+		run := s.run
+		if op == "raise" {
+			run = s.runChange
 		}
-		r := newReply(v)
-		numbers := make([]uint64, 1+len(tags))
-		for i := range numbers {
-			numbers[i] = uint64(r.integer(i))
-		}
-		return numbers, r.err
+		v, err := run(ctx, s.tags, again, s.tagKeys(cache, tags), op, px, s.channel, message)
+		return readReply(v, err, func(v any) ([]uint64, error) {
+			r := newReply(v)
+			numbers := make([]uint64, 1+len(tags))
+			for i := range numbers {
+				numbers[i] = uint64(r.integer(i))
+			}
+			return numbers, r.err
+		})
 	})
-	if err != nil {
+	if len(numbers) == 0 {
 		return 0, nil, err
 	}
-	return numbers[0], numbers[1:], nil
+	return numbers[0], numbers[1:], err
 }
 
 // cutTags reads the tags at the front of a message.

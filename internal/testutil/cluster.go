@@ -13,19 +13,42 @@ import (
 
 const clusterStart = 30 * time.Second // how long three masters may take to agree
 
-// Cluster is a Redis Cluster of three masters without replicas, each a process of
-// its own.
+const clusterMasters = 3
+
+// Cluster is a Redis Cluster of three masters, each a process of its own.
 type Cluster struct {
-	Nodes []*Redis
+	tb    testing.TB
+	Nodes []*Redis // at first the masters, then their replicas, if there are some
 }
 
 // StartCluster starts a Cluster and returns once every node says that it serves
 // all slots. It is killed when the test ends.
 func StartCluster(tb testing.TB) *Cluster {
 	tb.Helper()
+	return startCluster(tb, 0)
+}
+
+// StartClusterWithReplicas is StartCluster with a replica of each master. It returns once
+// they are in step.
+func StartClusterWithReplicas(tb testing.TB) *Cluster {
+	tb.Helper()
+	c := startCluster(tb, 1)
+	ctx, cancel := bounded(tb, clusterStart)
+	defer cancel()
+	for _, replica := range c.Nodes[clusterMasters:] {
+		Eventually(tb, clusterStart, func() bool {
+			info, err := replica.command(ctx, "INFO replication")
+			return err == nil && strings.Contains(info, "master_link_status:up")
+		}, "the replica "+replica.Addr()+" is in step")
+	}
+	return c
+}
+
+func startCluster(tb testing.TB, replicas int) *Cluster {
+	tb.Helper()
 	cli := findTool(tb, "redis-cli")
-	c := &Cluster{}
-	for range 3 {
+	c := &Cluster{tb: tb}
+	for range clusterMasters * (1 + replicas) {
 		// The bus is by default at port+10000, which may not exist or be taken.
 		c.Nodes = append(c.Nodes, startRedis(tb, func() []string {
 			return []string{
@@ -36,7 +59,7 @@ func StartCluster(tb testing.TB) *Cluster {
 	}
 	ctx, cancel := bounded(tb, clusterStart)
 	defer cancel()
-	args := append([]string{"--cluster", "create"}, c.Addrs()...)
+	args := append([]string{"--cluster", "create", "--cluster-replicas", strconv.Itoa(replicas)}, c.Addrs()...)
 	if out, err := exec.CommandContext(ctx, cli, append(args, "--cluster-yes")...).CombinedOutput(); err != nil {
 		tb.Fatalf("redis-cli cannot make a cluster: %v\n%s", err, out)
 	}
@@ -53,6 +76,26 @@ func (c *Cluster) Addrs() []string {
 		addrs = append(addrs, n.Addr())
 	}
 	return addrs
+}
+
+// Shard is the master at addr with its replica, nil if there is none.
+func (c *Cluster) Shard(addr string) (master, replica *Redis) {
+	c.tb.Helper()
+	ctx, cancel := bounded(c.tb, serverStart)
+	defer cancel()
+	_, port, _ := strings.Cut(addr, ":")
+	for _, n := range c.Nodes {
+		info, err := n.command(ctx, "INFO replication")
+		if n.Addr() == addr {
+			master = n
+		} else if err == nil && strings.Contains(info, "role:slave") && strings.Contains(info, "master_port:"+port+"\r\n") {
+			replica = n
+		}
+	}
+	if master == nil {
+		c.tb.Fatalf("no node of the cluster has the address %s", addr)
+	}
+	return master, replica
 }
 
 // Client opens a client of the cluster with go-redis's defaults, changed by opts.

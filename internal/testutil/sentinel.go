@@ -148,6 +148,13 @@ func (s *Sentinel) Failover() {
 	s.tb.Helper()
 	was := s.Master()
 	was.Kill()
+	s.AwaitOther(was)
+}
+
+// AwaitOther returns once the sentinels have made another node the master than the one
+// that was.
+func (s *Sentinel) AwaitOther(was *Redis) {
+	s.tb.Helper()
 	ctx, cancel := bounded(s.tb, failoverTime)
 	defer cancel()
 	Eventually(s.tb, failoverTime, func() bool {
