@@ -135,7 +135,7 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 	g.store.SetWall(wall)
 	err = g.store.Load(ctx)
 	if err == nil {
-		err = g.store.CheckRights(ctx)
+		err = g.store.CheckRights(ctx, options.ResendWindow != Off)
 	}
 	if remote.Rejected(err) {
 		_ = g.store.Wait(ctx) // its probes

@@ -21,7 +21,7 @@ import (
 // aclRules are all that a gate needs of Redis, as docs/acl.md has them. %[1]s is the
 // namespace.
 const (
-	aclRules        = "~%[1]s:* &%[1]s:* +get +mget +set +del +setrange +pexpire +pttl +time +publish +subscribe +evalsha +eval +script|load"
+	aclRules        = "~%[1]s:* &%[1]s:* +get +mget +set +del +setrange +pexpire +pttl +time +publish +subscribe +evalsha +eval +script|load +info"
 	aclClusterRules = aclRules + " +cluster|slots +command"
 )
 
@@ -154,6 +154,30 @@ func TestOpenNamesEachRightThatIsMissing(t *testing.T) {
 			}
 		}
 	})
+	t.Run("rights that an option needs", func(t *testing.T) {
+		t.Parallel()
+		server := testutil.StartRedis(t)
+		open := func(o herdgate.Options) error {
+			o.Redis, o.Namespace = server.Client(t, asRestricted), "test"
+			g, err := herdgate.Open(t.Context(), o)
+			if err == nil {
+				err = g.Close(t.Context())
+			}
+			return err
+		}
+		restrict(t, server, without(aclRules, "+info"))
+		if err := open(herdgate.Options{ResendWindow: herdgate.Off}); err != nil {
+			t.Errorf("without +info, and nothing to be sent again: %v", err)
+		}
+		restrict(t, server, aclRules)
+		if err := open(herdgate.Options{ReplicaWait: 1}); !lacks(err, "+wait") {
+			t.Errorf("without +wait: got %v", err)
+		}
+		restrict(t, server, aclRules+" +wait")
+		if err := open(herdgate.Options{ReplicaWait: 1}); err != nil {
+			t.Errorf("with +wait: %v", err)
+		}
+	})
 	t.Run("one node of a cluster", func(t *testing.T) {
 		t.Parallel()
 		cluster := testutil.StartCluster(t)
@@ -219,7 +243,7 @@ func TestRightsAreCheckedInOneStepThatChangesNothing(t *testing.T) {
 	}
 	before := changes()
 	steps.n.Store(0)
-	if err := errors.Join(store.CheckRights(t.Context()), store.CheckKeys(t.Context(), "things", true)); err != nil {
+	if err := errors.Join(store.CheckRights(t.Context(), true), store.CheckKeys(t.Context(), "things", true)); err != nil {
 		t.Error(err)
 	}
 	if n := steps.n.Load(); n != 2 {

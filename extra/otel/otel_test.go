@@ -141,6 +141,9 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		{Kind: herdgate.EventJournaled},
 		{Kind: herdgate.EventReplayed},
 		{Kind: herdgate.EventJournalFull},
+		{Kind: herdgate.EventNotReplicated},
+		{Kind: herdgate.EventResent},
+		{Kind: herdgate.EventForgotten},
 	} {
 		e.Cache, e.Key = "product", "42"
 		for range i + 1 {
@@ -193,6 +196,9 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.changes{herdgate.cache=product,herdgate.result=journaled}":      31,
 		"herdgate.replays{herdgate.cache=product}":                                32,
 		"herdgate.journal.overflows{herdgate.cache=product}":                      33,
+		"herdgate.changes.unreplicated{herdgate.cache=product}":                   34,
+		"herdgate.changes.resent{herdgate.cache=product}":                         35,
+		"herdgate.changes.forgotten{herdgate.cache=product}":                      36,
 
 		"herdgate.redis.down{}":    1,
 		"herdgate.redis.outages{}": 2,

@@ -113,6 +113,9 @@ func NewCollector(options Options) (*Collector, error) {
 		herdgate.EventJournaled:     with(changes, "result", "journaled"),
 		herdgate.EventReplayed:      c.counter("replayed_changes_total", "Changes that were made when Redis was back."),
 		herdgate.EventJournalFull:   c.counter("journal_overflows_total", "Changes for which the journal had no room, so that the cache is cleared when Redis is back."),
+		herdgate.EventNotReplicated: c.counter("unreplicated_changes_total", "Changes that took effect and that fewer replicas than ReplicaWait have confirmed."),
+		herdgate.EventResent:        c.counter("resent_changes_total", "Changes that are made once more since there is another master."),
+		herdgate.EventForgotten:     c.counter("forgotten_changes_total", "Changes that would not be made once more after a failover, as there were too many after them."),
 	}
 	c.loadDuration = c.histogram("load_duration_seconds", "What loaders took, failed ones included.", buckets)
 	c.waitDuration = c.histogram("wait_duration_seconds", "What flights waited for the load of another process.", buckets)

@@ -71,6 +71,9 @@ func TestEachEventHasItsMetric(t *testing.T) {
 	observe(30, herdgate.Event{Kind: herdgate.EventJournaled})
 	observe(31, herdgate.Event{Kind: herdgate.EventReplayed})
 	observe(32, herdgate.Event{Kind: herdgate.EventJournalFull})
+	observe(33, herdgate.Event{Kind: herdgate.EventNotReplicated})
+	observe(34, herdgate.Event{Kind: herdgate.EventResent})
+	observe(35, herdgate.Event{Kind: herdgate.EventForgotten})
 	c.Observe(herdgate.Event{Kind: herdgate.EventBusConfirmed})
 
 	const want = `
@@ -105,6 +108,9 @@ herdgate_commits_total{cache="product",result="stored"} 20
 # HELP herdgate_degraded_total Flights that went on without Redis, which did not answer.
 # TYPE herdgate_degraded_total counter
 herdgate_degraded_total{cache="product"} 25
+# HELP herdgate_forgotten_changes_total Changes that would not be made once more after a failover, as there were too many after them.
+# TYPE herdgate_forgotten_changes_total counter
+herdgate_forgotten_changes_total{cache="product"} 35
 # HELP herdgate_gets_total Calls of Get, Fetch, Lookup and Refresh that ended, by where the value came from.
 # TYPE herdgate_gets_total counter
 herdgate_gets_total{cache="product",outcome="default"} 8
@@ -158,6 +164,12 @@ herdgate_renewal_failures_total{cache="product"} 28
 # HELP herdgate_replayed_changes_total Changes that were made when Redis was back.
 # TYPE herdgate_replayed_changes_total counter
 herdgate_replayed_changes_total{cache="product"} 31
+# HELP herdgate_resent_changes_total Changes that are made once more since there is another master.
+# TYPE herdgate_resent_changes_total counter
+herdgate_resent_changes_total{cache="product"} 34
+# HELP herdgate_unreplicated_changes_total Changes that took effect and that fewer replicas than ReplicaWait have confirmed.
+# TYPE herdgate_unreplicated_changes_total counter
+herdgate_unreplicated_changes_total{cache="product"} 33
 # HELP herdgate_wait_duration_seconds What flights waited for the load of another process.
 # TYPE herdgate_wait_duration_seconds histogram
 herdgate_wait_duration_seconds_bucket{cache="product",le="0.5"} 0

@@ -55,6 +55,8 @@ type breaker struct {
 	down      atomic.Pointer[error] // why, as callers get it; nil while commands go there
 	heard     atomic.Int64          // when an answer came last, monotonic, to heardEvery
 	suspected atomic.Bool           // failures > 0
+	absent    atomic.Bool           // it is down, and has accepted no connection when it was last asked
+	wake      chan struct{}         // a token makes the next probe come at once
 	hung      atomic.Int64          // commands that were given up on and have not ended
 
 	mu       sync.Mutex    // protects the fields below
@@ -76,9 +78,22 @@ type urgency uint8
 const (
 	ordinary urgency = iota
 	// urgent commands end or keep a lease: they cost no caller a wait that would not load
-	// anyway, and without them a load that is done would be done again.
+	// anyway, and without them a load that is done would be done again. Only a server that
+	// accepts no connection gets none of them.
 	urgent
+	// probing is a probe.
+	probing
 )
+
+// patience is how long such a command may take. A probe may have to open a connection,
+// which is several round trips, and the process may be short of CPU: one that is given up
+// on at the timeout would begin with that again and again.
+func (s *Store) patience(u urgency) time.Duration {
+	if u == probing {
+		return max(s.timeout, min(4*s.timeout, time.Second))
+	}
+	return s.timeout
+}
 
 // allow is called before a command is sent. An error, which matches ErrDown, says not to.
 func (b *breaker) allow(u urgency) (sent time.Duration, err error) {
@@ -89,8 +104,13 @@ func (b *breaker) allow(u urgency) (sent time.Duration, err error) {
 		if b.hung.Load() >= maxHung {
 			return 0, ErrDown
 		}
-	} else if b.hung.Load() >= 4*maxHung {
-		return 0, ErrDown
+	} else {
+		if down := b.down.Load(); u == urgent && down != nil && b.absent.Load() {
+			return 0, *down
+		}
+		if b.hung.Load() >= 4*maxHung {
+			return 0, ErrDown
+		}
 	}
 	return b.store.mono(), nil
 }
@@ -209,10 +229,50 @@ func (b *breaker) watch(ctx context.Context) {
 		pause := time.NewTimer(wait/2 + rand.N(wait/2))
 		select {
 		case <-pause.C:
+		case <-b.wake:
+			pause.Stop()
 		case <-b.store.quit:
 			pause.Stop()
 			return
 		}
+	}
+}
+
+// knock reports whether the server of a breaker that is open accepts a connection. It
+// goes past the pool of the client: go-redis counts the dials that have failed there,
+// and once they are as many as the pool is large, it dials once a second and fails all
+// commands in between. So while knocks fail, nothing that could dial is sent.
+func (b *breaker) knock(ctx context.Context, key string) bool {
+	if b.down.Load() == nil {
+		return true
+	}
+	server, ok := b.store.rdb.(*redis.Client)
+	if cluster, is := b.store.rdb.(*redis.ClusterClient); is {
+		var err error
+		server, err = cluster.MasterForKey(ctx, key)
+		ok = err == nil
+	}
+	if !ok || server.Options().Dialer == nil {
+		return true // the probe tells
+	}
+	_, err := within(ctx, b.store, b.store.patience(probing), func(ctx context.Context) (struct{}, error) {
+		conn, err := server.Options().Dialer(ctx, server.Options().Network, server.Options().Addr)
+		if err == nil {
+			err = conn.Close()
+		}
+		return struct{}{}, err
+	})
+	if b.absent.Store(err != nil); err == nil {
+		poke(b.store.revived) // the bus need not wait for the probe
+	}
+	return err == nil
+}
+
+// poke puts a token into a channel that has room for one.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 
@@ -222,10 +282,20 @@ func (b *breaker) probed(ctx context.Context) bool {
 	b.mu.Lock()
 	r := route{b, b.sample}
 	b.mu.Unlock()
-	probe := b.store.probeKey(r.key)
-	_, err := guarded(ctx, r, urgent, func(ctx context.Context) (int64, error) {
-		return b.store.rdb.Del(ctx, probe).Result()
-	})
+	if !b.knock(ctx, r.key) {
+		return false
+	}
+	probe := func(u urgency) error {
+		_, err := guarded(ctx, r, u, func(ctx context.Context) (int64, error) {
+			return b.store.rdb.Del(ctx, b.store.probeKey(r.key)).Result()
+		})
+		return err
+	}
+	sent := b.store.mono()
+	err := probe(probing)
+	if judge(err) == verdictAnswer && b.store.mono()-sent > b.store.timeout {
+		err = probe(urgent) // is it slow, or has it taken that long to connect?
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -240,10 +310,8 @@ func (b *breaker) probed(ctx context.Context) bool {
 		b.down.Store(nil)
 		b.store.downs.Add(-1)
 		b.store.health(nil)
-		select {
-		case b.store.revived <- struct{}{}:
-		default:
-		}
+		poke(b.store.revived)
+		poke(b.store.kick)
 	}
 	b.failures, b.probing = 0, false
 	b.suspected.Store(false)
@@ -268,7 +336,7 @@ func guarded[T any](ctx context.Context, r route, u urgency, command func(contex
 		return zero, err
 	}
 	var over atomic.Bool // the command has ended, or was given up on: what comes first
-	v, err := bounded(ctx, r.store, func(ctx context.Context) (T, error) {
+	v, err := within(ctx, r.store, r.store.patience(u), func(ctx context.Context) (T, error) {
 		defer func() {
 			if over.Swap(true) {
 				r.hung.Add(-1)
@@ -318,7 +386,7 @@ func (s *Store) route(ctx context.Context, key string) route {
 	defer s.mu.Unlock()
 	b := s.masters[name]
 	if b == nil {
-		b = &breaker{store: s, name: name}
+		b = &breaker{store: s, name: name, wake: make(chan struct{}, 1)}
 		b.reads.server = b
 		s.masters[name] = b
 	}

@@ -94,7 +94,6 @@ type Bus struct {
 	store    *Store
 	listener Listener
 	beats    string        // channel of this instance's heartbeat
-	kick     chan struct{} // asks for a heartbeat now
 	leapt    chan struct{} // gets a token when the clocks have
 	masters  masters       // of the goroutine that beats
 	stop     context.CancelFunc
@@ -104,7 +103,7 @@ type Bus struct {
 // Listen starts the bus. ctx lends its values; the bus ends with Close.
 func (s *Store) Listen(ctx context.Context, l Listener) *Bus {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	b := &Bus{store: s, listener: l, beats: s.beats(), kick: make(chan struct{}, 1), leapt: make(chan struct{}, 1), stop: stop}
+	b := &Bus{store: s, listener: l, beats: s.beats(), leapt: make(chan struct{}, 1), stop: stop}
 	b.wg.Go(func() { b.receive(ctx) })
 	b.wg.Go(func() { b.beat(ctx) })
 	return b
@@ -121,12 +120,7 @@ func (b *Bus) Close() {
 }
 
 // Kick makes the next heartbeat come now, with the generations of the caches.
-func (b *Bus) Kick() {
-	select {
-	case b.kick <- struct{}{}:
-	default:
-	}
-}
+func (b *Bus) Kick() { poke(b.store.kick) }
 
 func (b *Bus) beat(ctx context.Context) {
 	tick := time.NewTicker(heartbeatEvery)
@@ -148,7 +142,7 @@ func (b *Bus) beat(ctx context.Context) {
 		b.look(ctx)
 		select {
 		case <-tick.C:
-		case <-b.kick:
+		case <-b.store.kick:
 		case <-ctx.Done():
 			return
 		}
@@ -204,6 +198,9 @@ func (b *Bus) receive(ctx context.Context) {
 // go-redis dials anew before it tells such an error, and neither that nor a read
 // ends with ctx: so it runs beside the session, which ends on time in any case.
 func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
+	if b.store.server.absent.Load() {
+		return false, ErrDown // a dial would only fail, see breaker.knock
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sub := b.store.rdb.Subscribe(ctx)
@@ -234,6 +231,9 @@ func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
 					confirmed = true
 					silence.Reset(heartbeatGrace)
 					b.listener.Confirmed()
+					// Who answers a subscription may answer all else; and there may be another master.
+					poke(b.store.server.wake)
+					b.Kick()
 				case acks > 2: // go-redis reconnected and subscribed anew behind our back
 					return confirmed, errReplaced
 				}

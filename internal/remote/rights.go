@@ -94,8 +94,9 @@ const nothing = "return 0"
 
 // CheckRights tries the commands that the store sends, on one key of each master, in one
 // step. A *DeniedError names those that the server denies; any other error says nothing
-// of the rights. SUBSCRIBE is left to the [Bus], which has a connection for it.
-func (s *Store) CheckRights(ctx context.Context) error {
+// of the rights. SUBSCRIBE is left to the [Bus], which has a connection for it; resends
+// says that it will ask who the masters are.
+func (s *Store) CheckRights(ctx context.Context, resends bool) error {
 	all := s.namespace + ":*"
 	var l lacking
 	_, err := guarded(ctx, route{&s.server, ""}, ordinary, func(ctx context.Context) (struct{}, error) {
@@ -107,14 +108,25 @@ func (s *Store) CheckRights(ctx context.Context) error {
 		if hash := s.rights.hash.Load(); hash != nil {
 			verb, what = "evalsha", *hash
 		}
+		info := ""
+		if resends {
+			info = "info"
+		}
 		pipe := s.rdb.Pipeline()
 		tried, whole := make([]*redis.Cmd, len(keys)), make([]*redis.Cmd, len(keys))
 		for i, key := range keys {
-			tried[i] = evalCmd(ctx, verb, what, []string{key}, []any{s.beats(), heartbeat})
+			tried[i] = evalCmd(ctx, verb, what, []string{key}, []any{s.beats(), heartbeat, info})
 			whole[i] = evalCmd(ctx, "eval", nothing, []string{key}, nil)
 			_, _ = pipe.Process(ctx, tried[i]), pipe.Process(ctx, whole[i]) // only put into the pipeline
 		}
+		var wait *redis.Cmd // no script may send it
+		if s.replicas > 0 {
+			wait = pipe.Do(ctx, "wait", 0, 1)
+		}
 		_, failed := pipe.Exec(ctx)
+		if wait != nil {
+			l.note(wait.Err(), "wait", all, all)
+		}
 		for i := range keys {
 			l.note(tried[i].Err(), verb, all, all)
 			l.note(whole[i].Err(), "eval", all, all)

@@ -47,7 +47,8 @@ type Store struct {
 	server  breaker          // of the one server, or a Cluster of which nothing is known yet
 	routed  atomic.Bool      // a command was answered: a Cluster's client knows its masters
 	downs   atomic.Int64     // breakers that are open
-	revived chan struct{}    // gets a token when one closes: the bus then waits no longer
+	revived chan struct{}    // gets a token when a server may be back: the bus then waits no longer
+	kick    chan struct{}    // gets a token when the next heartbeat is to come now
 	health  func(down error) // told of each that opens and closes
 
 	mu      sync.Mutex          // protects the fields below
@@ -71,6 +72,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		masters:   map[string]*breaker{},
 		quit:      make(chan struct{}),
 		revived:   make(chan struct{}, 1),
+		kick:      make(chan struct{}, 1),
 		health:    func(error) {},
 		acquire:   newScript("acquire", acquireSource),
 		renew:     newScript("renew", renewSource),
@@ -83,7 +85,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		rights:     newScript("rights", rightsSource),
 	}
 	s.stop = sync.OnceFunc(func() { close(s.quit) })
-	s.server.store = s
+	s.server.store, s.server.wake = s, make(chan struct{}, 1)
 	s.server.reads.server = &s.server
 	return s
 }
@@ -132,11 +134,16 @@ var ErrNoAnswer = errors.New("herdgate: Redis did not answer in time")
 // runs in a goroutine of its own; one that was given up on ends by itself (a read
 // timeout, the pool) and is waited for by Wait.
 func bounded[T any](ctx context.Context, s *Store, command func(context.Context) (T, error)) (T, error) {
+	return within(ctx, s, s.timeout, command)
+}
+
+// within is bounded for one that may take longer.
+func within[T any](ctx context.Context, s *Store, most time.Duration, command func(context.Context) (T, error)) (T, error) {
 	type answer struct {
 		v   T
 		err error
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout, s.silent)
+	ctx, cancel := context.WithTimeoutCause(ctx, most, s.silent)
 	defer cancel()
 	answers := make(chan answer, 1)
 	s.calls.Go(func() {

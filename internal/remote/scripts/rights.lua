@@ -1,7 +1,7 @@
 -- rights: try the commands that the scripts and the store send, and change nothing.
 --
 -- KEYS  1 key         never written
--- ARGV  1 channel     2 message, a heartbeat
+-- ARGV  1 channel     2 message, a heartbeat     3 'info' if the store will ask for it
 -- reply {command, error, ...} of those that failed
 local errors = {}
 local function try(command, ...)
@@ -20,4 +20,7 @@ try('set', KEYS[1], '', 'XX')
 try('setrange', KEYS[1], 0, '')
 try('del', KEYS[1])
 try('publish', ARGV[1], ARGV[2])
+if ARGV[3] == 'info' then
+  try('info', 'replication')
+end
 return errors
