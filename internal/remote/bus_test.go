@@ -29,7 +29,8 @@ func (h heard) Confirmed()                 { h <- "confirmed" }
 
 func (heard) Caches() ([]string, func([]uint64)) { return nil, func([]uint64) {} }
 func (heard) Remembers() bool                    { return false }
-func (heard) Masters(time.Time, bool)            {}
+func (heard) SameMasters(time.Time)              {}
+func (heard) OtherMaster()                       {}
 
 // next is what was told next. "lost" stands for a loss for any reason.
 func (h heard) expect(tb testing.TB, want string) {
