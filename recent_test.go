@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// keysOf are the keys of changes that were made.
-func keysOf(changes []recentChange) (keys []string) {
+// recentKeys are the keys of changes that were made.
+func recentKeys(changes []recentChange) (keys []string) {
 	for _, ch := range changes {
 		if ch.op != "" {
 			keys = append(keys, ch.key)
@@ -25,7 +25,7 @@ func TestRecentChangesStayUntilTheMasterHasHadThemForTheWindow(t *testing.T) {
 	r.safe(11500 * time.Millisecond)
 	failed, _ := r.add(recentChange{op: "delete", key: "failed", sent: 12 * time.Second})
 	r.drop(failed)
-	if got := keysOf(r.take()); !slices.Equal(got, []string{"2", "3"}) {
+	if got := recentKeys(r.take()); !slices.Equal(got, []string{"2", "3"}) {
 		t.Errorf("remembered are %q", got)
 	}
 	r.drop(failed) // it is not there any more
@@ -46,7 +46,7 @@ func TestTheOldestOfTooManyRecentChangesIsForgotten(t *testing.T) {
 			forgotten++
 		}
 	}
-	if got := keysOf(r.take()); forgotten != 3 || len(got) != maxRecent || got[0] != "3" {
+	if got := recentKeys(r.take()); forgotten != 3 || len(got) != maxRecent || got[0] != "3" {
 		t.Errorf("%d forgotten, %d left from %q on", forgotten, len(got), got[0])
 	}
 }
