@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate"
 	"github.com/herdgate/herdgate/internal/testutil"
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(testutil.Main(m, map[string]testutil.Role{instanceRole: runInstance, outageRole: runOutage, skewedRole: runSkewed}))
+	os.Exit(testutil.Main(m, map[string]testutil.Role{instanceRole: runInstance, outageRole: runOutage, skewedRole: runSkewed},
+		// A client of a server that is gone notices only after a second that it was closed.
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial")))
 }
 
 // world is a Redis and the instances of a service around it.

@@ -244,16 +244,13 @@ func (b *breaker) watch(ctx context.Context) {
 // commands in between. So while knocks fail, nothing that could dial is sent. Dials that
 // failed before the breaker opened, or in outages before, still count: now and then it
 // takes that second.
-func (b *breaker) knock(ctx context.Context, key string) bool {
+func (b *breaker) knock(ctx context.Context) bool {
 	if b.down.Load() == nil {
 		return true
 	}
+	// Of a Cluster it is left out: the probes that fail are what makes its client ask who
+	// has the slots now.
 	server, ok := b.store.rdb.(*redis.Client)
-	if cluster, is := b.store.rdb.(*redis.ClusterClient); is {
-		var err error
-		server, err = cluster.MasterForKey(ctx, key)
-		ok = err == nil
-	}
 	if !ok || server.Options().Dialer == nil {
 		return true // the probe tells
 	}
@@ -284,7 +281,7 @@ func (b *breaker) probed(ctx context.Context) bool {
 	b.mu.Lock()
 	r := route{b, b.sample}
 	b.mu.Unlock()
-	if !b.knock(ctx, r.key) {
+	if !b.knock(ctx) {
 		return false
 	}
 	probe := func(u urgency) error {
