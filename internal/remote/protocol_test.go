@@ -154,12 +154,23 @@ func (s *scene) aDeadline() int64 {
 func (s *scene) anAcquire() request {
 	q := request{
 		script: "acquire", owner: fmt.Sprintf("%032x", s.rng.Uint64()), ttl: s.ms(30, 60),
-		seen: versionOf(s.rules.v.raw), notAfter: s.aDeadline(), wait: s.rng.IntN(2) == 0, force: s.rng.IntN(12) == 0,
+		seen: versionOf(s.rules.v.raw), notAfter: s.aDeadline(), wait: s.rng.IntN(2) == 0, outer: s.anOuter(),
 	}
 	if s.rng.IntN(6) == 0 {
 		q.seen = pick(s.rng, "", "anything")
 	}
 	return q
+}
+
+// anOuter is mostly of a gate without another locker.
+func (s *scene) anOuter() Outer {
+	switch s.rng.IntN(12) {
+	case 0:
+		return Mine
+	case 1:
+		return Theirs
+	}
+	return NotAsked
 }
 
 // underLease names a lease: mostly the last that was given, else an earlier one, or
@@ -609,7 +620,9 @@ func (p *promises) grant(q request, reply []any, at instant) error {
 		return errors.New("I8: an acquisition sent twice got another nonce")
 	case p.given[nonce]:
 		return errors.New("I8: a nonce was given twice")
-	case q.force: // another locker decided
+	case q.outer == Theirs:
+		return errors.New("I1: granted against another locker")
+	case alive && q.outer == Mine: // another locker has decided
 	case alive:
 		return errors.New("I1: two live leases")
 	case at.now-p.granted < 1000*interval-p.slack:

@@ -61,7 +61,8 @@ type request struct {
 	ttl         int64 // acquire, renew
 	seen        string
 	notAfter    int64 // acquire, change; 0 = none
-	wait, force bool
+	wait        bool
+	outer       Outer
 
 	entry    string // commit, set
 	px       int64
@@ -84,7 +85,7 @@ func (q request) args(channel string) []any {
 	}
 	switch q.script {
 	case "acquire":
-		return []any{q.owner, q.ttl, q.seen, notAfter, q.wait, q.force}
+		return []any{q.owner, q.ttl, q.seen, notAfter, q.wait, string(q.outer)}
 	case "renew":
 		return []any{q.owner, q.nonce, q.ttl}
 	case "commit":
@@ -154,7 +155,7 @@ func (r *rules) acquire(q request, at instant) answer {
 	case b.kind == 'L' && b.owner == q.owner:
 		r.b.until = at.plus(q.ttl)
 		return answered("GRANTED", b.grant, b.count)
-	case q.force:
+	case b.kind == 'L' && q.outer == Mine:
 	case b.kind == 'L':
 		r.b.waited = b.waited || q.wait
 		return answered("HELD", rest)
@@ -164,9 +165,11 @@ func (r *rules) acquire(q request, at instant) answer {
 		return answered("COOLING", rest)
 	case b.kind == 'P':
 		return answered("PASS", rest)
+	case q.outer == Theirs:
+		return answered("HELD", int64(0))
 	}
 	r.b = build{
-		kind: 'L', waited: b.waited, grant: max(at.now, b.grant+1), count: b.count,
+		kind: 'L', waited: q.outer == Mine, grant: max(at.now, b.grant+1), count: b.count,
 		owner: q.owner, until: at.plus(q.ttl),
 	}
 	return answered("GRANTED", r.b.grant, r.b.count)

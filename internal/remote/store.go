@@ -197,8 +197,18 @@ type Acquire struct {
 	TTL   time.Duration // of the lease
 	Seen  string        // version of the entry that was read, "" for none
 	Wait  bool          // announce the end of the lease if somebody holds it
-	Force bool          // take it from whoever holds it
+	Outer Outer         // what another locker has said
 }
+
+// Outer is what another locker, which decides who builds, has said of a key.
+type Outer string
+
+// The answers of another locker.
+const (
+	NotAsked Outer = ""       // there is none, or it does not answer: the lease alone decides
+	Mine     Outer = "mine"   // its lock is held for this request, which takes the lease from whoever has it
+	Theirs   Outer = "theirs" // somebody else has its lock: the request takes nothing, and finds at most Held
+)
 
 // Found is the reply to an Acquire.
 type Found struct {
@@ -206,7 +216,7 @@ type Found struct {
 	Nonce    uint64        // Granted
 	Failures int           // Granted, Failed: failed loads in a row
 	Entry    []byte        // Newer
-	Rest     time.Duration // Held, Failed, Cooling, Pass: time until it may be otherwise
+	Rest     time.Duration // Held, Failed, Cooling, Pass: time until it may be otherwise; 0 for Held by another locker alone
 	Code     string        // Failed: why
 	Sent     time.Time     // when the request that was answered left
 }
@@ -228,7 +238,7 @@ func (s *Store) acquireCall(keys Keys, a Acquire) scriptCall[Found] {
 	return scriptCall[Found]{
 		store: s, script: s.acquire, keys: keys, names: []string{keys.V, keys.B},
 		args: func(notAfter string) []any {
-			return []any{a.Owner, ttl, a.Seen, notAfter, a.Wait, a.Force}
+			return []any{a.Owner, ttl, a.Seen, notAfter, a.Wait, string(a.Outer)}
 		},
 		read: timed(func(r *reply, sent time.Time) Found {
 			f := Found{Sent: sent}
