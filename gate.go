@@ -28,7 +28,8 @@ type Gate struct {
 	bus      *remote.Bus         // nil without Redis
 	slots    *semaphore.Weighted // load slots; nil: no limit
 	strays   *semaphore.Weighted // abandoned loaders whose slot was given back
-	loaders  sync.WaitGroup      // running loaders, also abandoned ones
+	outer    outerLocks
+	loaders  sync.WaitGroup // running loaders, also abandoned ones
 	events   *counters
 	tracer   Tracer // nil: none
 	replicas bool   // reads may come from replicas
@@ -113,6 +114,7 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 		recent:    recent{window: options.ResendWindow},
 		caches:    map[string]keyspace{},
 	}
+	g.outer = outerLocks{locker: options.Locker, now: g.now}
 	g.tracer, _ = options.Observer.(Tracer)
 	if cluster, ok := options.Redis.(*redis.ClusterClient); ok {
 		o := cluster.Options()

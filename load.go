@@ -219,13 +219,17 @@ func (c *Cache[V]) keepAlone(key string, got loaded[V], keep keeping, t ticket, 
 
 // lease is a held rebuild lease, renewed by the lock engine. nil: there is nothing
 // to renew.
-type lease struct{ *lock.Lease }
+type lease struct {
+	*lock.Lease
+
+	outer *lock.Lease // of Options.Locker; nil: none
+}
 
 func (c *Cache[V]) hold(f *flight[V], leases lock.Backend, a acquisition[V], p *plan[V]) *lease {
 	if c.gate.store == nil {
 		return nil
 	}
-	return &lease{lock.Hold(f.Context(), leases, a.claim, a.Sent, lock.HoldOptions{
+	return &lease{outer: a.outer.lease, Lease: lock.Hold(f.Context(), leases, a.claim, a.Sent, lock.HoldOptions{
 		TTL: p.policy.LockTTL, CallTimeout: c.gate.options.RedisTimeout,
 		Monitor: func(e lock.Event) {
 			if e.Kind == lock.RenewRetried {
@@ -235,17 +239,24 @@ func (c *Cache[V]) hold(f *flight[V], leases lock.Backend, a acquisition[V], p *
 	})}
 }
 
-// onLoss calls told once if the lease is lost, until the returned function is called.
+// onLoss calls told once if the lease, or the lock it was taken with, is lost, until the
+// returned function is called.
 func (l *lease) onLoss(told func(error)) (stop func()) {
 	if l == nil {
 		return func() {}
 	}
 	quit := make(chan struct{})
+	var outer <-chan struct{}
+	if l.outer != nil {
+		outer = l.outer.Done()
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		select {
 		case <-l.Done():
 			told(l.Err())
+		case <-outer:
+			told(l.outer.Err())
 		case <-quit:
 		}
 	})

@@ -270,11 +270,15 @@ func (c *Cache[V]) readMany(ms []*member[V]) {
 // acquireMany asks for the leases of members, in one step. ms must not be empty.
 func (c *Cache[V]) acquireMany(p *plan[V], ms []*member[V], wait bool) {
 	ctx, end := c.gate.begin(ms[0].f.Context(), StepAcquire, c.name, ms[0].key)
+	defer func() { end(ms[0].err) }()
+	c.lockOuterMany(ms)
+	defer func() {
+		c.unlockOuterMany(slices.DeleteFunc(slices.Clone(ms), func(m *member[V]) bool { return m.a.State == remote.Granted }))
+	}()
 	asks := make([]remote.Acquire, len(ms))
 	for i, m := range ms {
-		m.a, asks[i] = c.asking(m.f, m.keys, m.old, p, wait)
+		m.a, asks[i] = c.asking(m.f, m.keys, m.old, p, wait, m.a.outer)
 	}
-	defer func() { end(ms[0].err) }()
 	if c.tagged {
 		n, err := c.tagsAt(ctx)
 		for _, m := range ms {
@@ -467,6 +471,7 @@ func (c *Cache[V]) buildMany(p *plan[V], granted []*member[V], shared *loadSlot)
 		if r, needless, err := c.needless(m.f, m.a, taken[i]); needless {
 			m.release(shared)
 			c.finish(m.f, m.keys, c.finishing(m.key, m.a, p, remote.Finish{State: remote.FinishNothing}))
+			c.unlockOuter(m.f, m.a.outer)
 			m.concluded = true
 			m.finish(r, err)
 			continue
@@ -638,6 +643,7 @@ func (c *Cache[V]) commitMany(ms []*member[V], own map[*stripe]uint64) {
 	}
 	answers := c.gate.store.CommitMany(context.WithoutCancel(ctx), keysOf(ms), commits)
 	end(answers[0].Err)
+	c.unlockOuterMany(ms)
 	for i, m := range ms {
 		stored, err := answers[i].Value, answers[i].Err
 		s, t := c.stripe(m.key), m.a.ticket
@@ -662,6 +668,7 @@ func (c *Cache[V]) finishMany(ms []*member[V]) {
 		c.dropping(how[i])
 	}
 	c.gate.store.FinishMany(context.WithoutCancel(ms[0].f.Context()), keysOf(ms), how)
+	c.unlockOuterMany(ms)
 	for i, m := range ms {
 		c.dropped(how[i])
 		m.finish(m.end.result, m.end.err)
@@ -780,6 +787,7 @@ func (c *Cache[V]) abort(ms []*member[V]) {
 		if m.a.State == remote.Granted {
 			m.lease.stop()
 			c.finish(m.f, m.keys, c.panicked(m.key, m.a, m.p))
+			c.unlockOuter(m.f, m.a.outer)
 		}
 		m.finish(Result[V]{}, singleflight.ErrGoexit)
 	}

@@ -56,15 +56,20 @@ const (
 	EventBackoff
 	// EventLeaseWon: the rebuild lease was granted [Key].
 	EventLeaseWon
-	// EventLeaseHeld: somebody else had it [Key].
+	// EventLeaseHeld: somebody else had it, or the lock of Options.Locker [Key].
 	EventLeaseHeld
 	// EventRenewalFailed: a renewal of it failed, which does not say that it is gone; it
 	// is tried again until the lease ends [Key, Err].
 	EventRenewalFailed
-	// EventLeaseLost: it ended while the loader ran, through no change [Key].
+	// EventLeaseLost: it, or the lock of Options.Locker, ended while the loader ran, through
+	// no change [Key, Err].
 	EventLeaseLost
 	// EventLeaseRevoked: a change of the key took it away while the loader ran, or before it began [Key].
 	EventLeaseRevoked
+	// EventLockerFailed: Options.Locker did not answer, or was left alone as it had not, and
+	// the flight went on under the lease of Redis alone; or it did not answer an unlock, and
+	// the lock ends with its TTL [Key, Err].
+	EventLockerFailed
 	// EventCommitStored: a loaded value was stored [Key].
 	EventCommitStored
 	// EventCommitRefused: it was not, since the lease was not held any more: Redis
@@ -120,7 +125,7 @@ const (
 func (k EventKind) String() string {
 	return [...]string{
 		"get", "coalesced", "load", "load failed", "abandoned", "refresh", "wait", "wait timeout", "backoff",
-		"lease won", "lease held", "renewal failed", "lease lost", "lease revoked", "commit stored", "commit refused", "commit failed",
+		"lease won", "lease held", "renewal failed", "lease lost", "lease revoked", "locker failed", "commit stored", "commit refused", "commit failed",
 		"bad payload", "outdated", "newer entry", "degraded", "change", "change failed", "bus lost", "bus confirmed",
 		"redis down", "redis up", "journaled", "replayed", "journal full", "not replicated", "resent", "forgotten", "unknown",
 	}[min(k, eventKinds)]

@@ -9,6 +9,7 @@ import (
 
 	"github.com/herdgate/herdgate/codec"
 	"github.com/herdgate/herdgate/internal/wire"
+	"github.com/herdgate/herdgate/lock"
 )
 
 // Off switches a thing off that is on by default. It is the only negative value
@@ -62,6 +63,26 @@ type Options struct {
 	// second, which needs the right to INFO; without it nothing is made again. Default
 	// 10 s. Off: nothing is.
 	ResendWindow time.Duration
+
+	// Locker decides who loads, in place of Redis: an engine of package lock over etcd,
+	// ZooKeeper, a SQL database, or your own backend. nil: Redis decides. It must be nil
+	// without Redis.
+	//
+	// Who is to load a key takes the lock of the key there, named like its build key
+	// (<namespace>:b:<cache>:{<key>}), then the lease in Redis, from whoever has it; what is
+	// loaded is stored under that lease as ever, and then both are let go. So there is one load
+	// at a time as long as the locker keeps its promise, also where Redis forgets a lease,
+	// as in a failover; and no locker, however bad, lets an old value come back after a
+	// change. It costs a load two requests to the locker. A holder that dies keeps
+	// the others from loading for the TTL of its lock; those who wait see the end of a load as ever.
+	//
+	// A locker that fails, or has not answered within a second, is left alone for a second: loads
+	// then go on under the lease of Redis alone, counted as LockerFailures. All instances of a
+	// service must have the same locker: one without it can lose a lease to one with it.
+	//
+	// The locker's TryLock and the Unlock of its leases are used. They must return soon after their ctx
+	// has ended. The gate does not close it; it must outlive the gate.
+	Locker lock.Locker
 
 	// Observer sees what happens, event by event. nil: nobody.
 	Observer Observer
@@ -218,6 +239,9 @@ func (o Options) resolved() (Options, error) {
 		o.LocalBytes = 64 << 20
 	case o.LocalBytes < 0 && o.LocalBytes != Off:
 		c.fail("LocalBytes", o.LocalBytes, "a number of bytes, 0 for the default, or Off")
+	}
+	if o.Locker != nil && o.Redis == nil {
+		c.fail("Locker", fmt.Sprintf("a %T", o.Locker), "nil without Redis: what is loaded is then kept by this process alone, and there is no fleet to lock it against")
 	}
 	return o, c.err
 }

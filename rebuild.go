@@ -21,13 +21,21 @@ type acquisition[V any] struct {
 	claim  lock.Claim
 	ticket ticket
 	tagsAt uint64 // the number to store tags with
+	outer  outerLock
 }
 
-// acquire asks for the lease of a key.
+// acquire asks for the lease of a key, and before for the lock of Options.Locker: that of
+// a lease that was granted is held with it.
 func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, old found[V], p *plan[V], wait bool) (a acquisition[V], err error) {
 	ctx, end := c.gate.begin(f.Context(), StepAcquire, c.name, f.Key())
 	defer func() { end(err) }()
-	a, ask := c.asking(f, keys, old, p, wait)
+	outer := c.lockOuter(ctx, f.Key(), keys)
+	defer func() {
+		if a.State != remote.Granted {
+			c.unlockOuter(f, outer)
+		}
+	}()
+	a, ask := c.asking(f, keys, old, p, wait, outer)
 	if c.tagged {
 		if a.tagsAt, err = c.tagsAt(ctx); err != nil {
 			return a, err
@@ -40,10 +48,10 @@ func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, old found[V], p *plan
 }
 
 // asking prepares the request for a lease. The ticket is taken before it is sent.
-func (c *Cache[V]) asking(f *flight[V], keys remote.Keys, old found[V], p *plan[V], wait bool) (acquisition[V], remote.Acquire) {
-	a := acquisition[V]{old: old, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
+func (c *Cache[V]) asking(f *flight[V], keys remote.Keys, old found[V], p *plan[V], wait bool, outer outerLock) (acquisition[V], remote.Acquire) {
+	a := acquisition[V]{old: old, outer: outer, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
-	return a, remote.Acquire{Owner: a.claim.Owner, TTL: p.policy.LockTTL, Seen: old.seen, Wait: wait}
+	return a, remote.Acquire{Owner: a.claim.Owner, TTL: p.policy.LockTTL, Seen: old.seen, Wait: wait, Outer: outer.says}
 }
 
 // asked takes the answer to that request.
@@ -72,6 +80,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, old found[V], p *plan
 	defer cancel()
 	outcome := OutcomeRemote
 	fresh := true // it has not waited for anybody's load
+	held := 0     // how often in a row it was told Held
 	for ; ; lost = nil {
 		if lost == nil {
 			slot, err := c.patientSlot(patience, &f.State)
@@ -108,7 +117,8 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, old found[V], p *plan
 			read, err = c.await(patience, f, keys, old.seen, a.Rest, p)
 		case remote.Held:
 			fresh, outcome = false, OutcomeWaited
-			read, err = c.await(patience, f, keys, old.seen, a.Rest+askSlack, p)
+			read, err = c.await(patience, f, keys, old.seen, heldFor(a.Rest, held), p)
+			held++
 		case remote.Cooling:
 			fresh, outcome = false, OutcomeWaited
 			read, err = c.await(patience, f, keys, old.seen, a.Rest, p)
@@ -149,7 +159,8 @@ func (c *Cache[V]) patientSlot(patience context.Context, flights ...*work) (*loa
 // build runs the loader under a lease and commits what it returns.
 func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition[V], p *plan[V], slot *loadSlot) (Result[V], error) {
 	// Whatever goes wrong from here, a hook of the user that panics included, the
-	// lease ends.
+	// lease ends, and then the lock of another locker.
+	defer c.unlockOuter(f, a.outer)
 	settled := false
 	defer func() {
 		if !settled {
@@ -466,7 +477,10 @@ func (c *Cache[V]) notRefreshed(f *flight[V], keys remote.Keys, a acquisition[V]
 	case a.State == remote.Held && c.refreshWaits(p):
 		patience, cancel := context.WithTimeoutCause(f.Context(), p.policy.WaitTimeout, ErrWaitTimeout)
 		defer cancel()
-		read, err = c.await(patience, f, keys, a.old.seen, a.Rest+askSlack, p)
+		if a.Rest == 0 { // not known; nobody waits for a refresh that is late
+			a.Rest = netPoll
+		}
+		read, err = c.await(patience, f, keys, a.old.seen, heldFor(a.Rest, 0), p)
 	case a.State == remote.Void:
 	default:
 		quiet(a.Rest)

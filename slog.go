@@ -13,7 +13,7 @@ const logEvery = 10 * time.Second
 // LogTo returns an observer that logs what an operator wants to read:
 //
 //   - as errors: a loader that failed or ignores its context, a change that failed;
-//   - as warnings: Redis that does not answer, messages that may be missed, a lease
+//   - as warnings: Redis or a locker that does not answer, messages that may be missed, a lease
 //     lost or not renewed, a value not stored, a wait that timed out, an entry that
 //     cannot be used;
 //   - as information: messages that arrive again, an entry of a newer version.
@@ -135,6 +135,8 @@ func line(kind EventKind) (write func(*slog.Logger, string, ...any), message str
 		return (*slog.Logger).Warn, "herdgate: renewal of a lease failed, it is tried again"
 	case EventLeaseLost:
 		return (*slog.Logger).Warn, "herdgate: lease lost while the loader ran, another process may load beside it"
+	case EventLockerFailed:
+		return (*slog.Logger).Warn, "herdgate: Options.Locker did not answer, Redis alone decides who loads"
 	case EventCommitRefused:
 		return (*slog.Logger).Warn, "herdgate: loaded value not stored, its lease was gone"
 	case EventCommitFailed:

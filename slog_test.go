@@ -54,6 +54,7 @@ func TestAnOperatorReadsOfTroubleAndOfNothingElse(t *testing.T) {
 		herdgate.EventDegraded:      "WARN",
 		herdgate.EventBusLost:       "WARN",
 		herdgate.EventRenewalFailed: "WARN",
+		herdgate.EventLockerFailed:  "WARN",
 		herdgate.EventLeaseLost:     "WARN",
 		herdgate.EventCommitRefused: "WARN",
 		herdgate.EventCommitFailed:  "WARN",

@@ -36,6 +36,7 @@ type Stats struct {
 	RenewalsFailed uint64 // tried again until the lease ends
 	LeasesLost     uint64 // ended while the loader ran
 	LeasesRevoked  uint64 // taken away by a change while the loader ran, or before it began
+	LockerFailures uint64 // Options.Locker did not answer: Redis alone decided
 
 	CommitsStored  uint64
 	CommitsRefused uint64 // the lease was not held any more
@@ -152,6 +153,7 @@ func (t *totals) stats() Stats {
 		RenewalsFailed: t.kinds[EventRenewalFailed],
 		LeasesLost:     t.kinds[EventLeaseLost],
 		LeasesRevoked:  t.kinds[EventLeaseRevoked],
+		LockerFailures: t.kinds[EventLockerFailed],
 
 		CommitsStored:  t.kinds[EventCommitStored],
 		CommitsRefused: t.kinds[EventCommitRefused],

@@ -43,6 +43,7 @@ func counters() map[herdgate.EventKind]counter {
 		herdgate.EventRenewalFailed: {name: "herdgate.renewal.failures", unit: "{renewal}", description: "Renewals of a lease that failed and were tried again until it ended."},
 		herdgate.EventLeaseLost:     leases("lost"),
 		herdgate.EventLeaseRevoked:  leases("revoked"),
+		herdgate.EventLockerFailed:  {name: "herdgate.locker.failures", unit: "{answer}", description: "Answers that Options.Locker did not give, so that Redis alone decided who loads."},
 		herdgate.EventCommitStored:  commits("stored"),
 		herdgate.EventCommitRefused: commits("refused"),
 		herdgate.EventCommitFailed:  commits("failed"),

@@ -144,6 +144,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		{Kind: herdgate.EventNotReplicated},
 		{Kind: herdgate.EventResent},
 		{Kind: herdgate.EventForgotten},
+		{Kind: herdgate.EventLockerFailed},
 	} {
 		e.Cache, e.Key = "product", "42"
 		for range i + 1 {
@@ -199,6 +200,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.changes.unreplicated{herdgate.cache=product}":                   34,
 		"herdgate.changes.resent{herdgate.cache=product}":                         35,
 		"herdgate.changes.forgotten{herdgate.cache=product}":                      36,
+		"herdgate.locker.failures{herdgate.cache=product}":                        37,
 
 		"herdgate.redis.down{}":    1,
 		"herdgate.redis.outages{}": 2,

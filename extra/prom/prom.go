@@ -101,6 +101,7 @@ func NewCollector(options Options) (*Collector, error) {
 		herdgate.EventRenewalFailed: c.counter("renewal_failures_total", "Renewals of a lease that failed and were tried again until it ended."),
 		herdgate.EventLeaseLost:     with(leases, "result", "lost"),
 		herdgate.EventLeaseRevoked:  with(leases, "result", "revoked"),
+		herdgate.EventLockerFailed:  c.counter("locker_failures_total", "Answers that Options.Locker did not give, so that Redis alone decided who loads."),
 		herdgate.EventCommitStored:  with(commits, "result", "stored"),
 		herdgate.EventCommitRefused: with(commits, "result", "refused"),
 		herdgate.EventCommitFailed:  with(commits, "result", "failed"),

@@ -74,6 +74,7 @@ func TestEachEventHasItsMetric(t *testing.T) {
 	observe(33, herdgate.Event{Kind: herdgate.EventNotReplicated})
 	observe(34, herdgate.Event{Kind: herdgate.EventResent})
 	observe(35, herdgate.Event{Kind: herdgate.EventForgotten})
+	observe(36, herdgate.Event{Kind: herdgate.EventLockerFailed})
 	c.Observe(herdgate.Event{Kind: herdgate.EventBusConfirmed})
 
 	const want = `
@@ -158,6 +159,9 @@ herdgate_refreshes_total{cache="product"} 12
 # HELP herdgate_outdated_total Entries from before a Clear, or the invalidation of one of their tags, that counted as missing.
 # TYPE herdgate_outdated_total counter
 herdgate_outdated_total{cache="product"} 29
+# HELP herdgate_locker_failures_total Answers that Options.Locker did not give, so that Redis alone decided who loads.
+# TYPE herdgate_locker_failures_total counter
+herdgate_locker_failures_total{cache="product"} 36
 # HELP herdgate_renewal_failures_total Renewals of a lease that failed and were tried again until it ended.
 # TYPE herdgate_renewal_failures_total counter
 herdgate_renewal_failures_total{cache="product"} 28

@@ -58,11 +58,11 @@ type request struct {
 	owner  string
 	nonce  int64
 
-	ttl         int64 // acquire, renew
-	seen        string
-	notAfter    int64 // acquire, change; 0 = none
-	wait        bool
-	outer       Outer
+	ttl      int64 // acquire, renew
+	seen     string
+	notAfter int64 // acquire, change; 0 = none
+	wait     bool
+	outer    Outer
 
 	entry    string // commit, set
 	px       int64

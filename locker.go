@@ -1,0 +1,153 @@
+package herdgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/singleflight"
+)
+
+const (
+	// lockerTimeout bounds what is asked of Options.Locker.
+	lockerTimeout = time.Second
+	// lockerPause is how long it is left alone after it has not answered.
+	lockerPause = time.Second
+	// lockersAtOnce is how many locks a call for many keys takes at a time.
+	lockersAtOnce = 16
+)
+
+// outerLocks are the locks of Options.Locker. That of a key is taken before its lease
+// and given back after it: it decides who loads, and takes the lease from whoever has it.
+// The lease is the only right to commit all the same, so that no locker can break I2.
+//
+// One that does not answer is left alone for a while: the lease alone decides then.
+type outerLocks struct {
+	locker lock.Locker // nil: there are none
+	now    func() time.Duration
+	resume atomic.Int64 // when one flight may ask it again; 0: all may
+}
+
+// outerLock is what the locker has said of a key.
+type outerLock struct {
+	says  remote.Outer
+	lease *lock.Lease // of remote.Mine, else nil
+}
+
+var errLockerRests = errors.New("herdgate: Options.Locker has not answered lately, and is not asked")
+
+// try asks for the lock of a name. An error says that the locker gave no answer.
+func (o *outerLocks) try(ctx context.Context, name string) (outerLock, error) {
+	resume, now := o.resume.Load(), o.now()
+	if resume != 0 && (now < time.Duration(resume) || !o.resume.CompareAndSwap(resume, int64(now+lockerPause))) {
+		return outerLock{}, errLockerRests
+	}
+	asking, cancel := context.WithTimeout(ctx, lockerTimeout)
+	defer cancel()
+	lease, err := singleflight.Protect(func() (*lock.Lease, error) { return o.locker.TryLock(asking, name) })
+	switch {
+	case err == nil:
+		o.resume.Store(0)
+		return outerLock{remote.Mine, lease}, nil
+	case asking.Err() == nil && errors.Is(err, lock.ErrNotAcquired):
+		o.resume.Store(0)
+		return outerLock{says: remote.Theirs}, nil
+	case ctx.Err() == nil:
+		o.resume.Store(int64(o.now() + lockerPause))
+	}
+	return outerLock{}, fmt.Errorf("herdgate: Options.Locker: %w", err)
+}
+
+// lockOuter asks Options.Locker, if there is one, for the lock of a key, which has the
+// name of its build key. If there is no answer the lease alone decides.
+func (c *Cache[V]) lockOuter(ctx context.Context, key string, keys remote.Keys) outerLock {
+	if c.gate.outer.locker == nil {
+		return outerLock{}
+	}
+	o, err := c.gate.outer.try(ctx, keys.B)
+	if err != nil && ctx.Err() == nil {
+		c.events.emit(Event{Kind: EventLockerFailed, Key: key, Err: err})
+	}
+	return o
+}
+
+// lockOuterMany is lockOuter for members, some at a time.
+func (c *Cache[V]) lockOuterMany(ms []*member[V]) {
+	if c.gate.outer.locker != nil {
+		someAtOnce(ms, func(m *member[V]) { m.a.outer = c.lockOuter(m.f.Context(), m.key, m.keys) })
+	}
+}
+
+// unlockOuter gives back the lock of a key whose lease has ended, or was not granted.
+func (c *Cache[V]) unlockOuter(f *flight[V], o outerLock) {
+	if o.lease != nil {
+		c.gate.briefly(func() { c.unlock(f, o.lease) })
+	}
+}
+
+// unlockOuterMany is unlockOuter for members, some at a time.
+func (c *Cache[V]) unlockOuterMany(ms []*member[V]) {
+	locked := slices.DeleteFunc(slices.Clone(ms), func(m *member[V]) bool { return m.a.outer.lease == nil })
+	if len(locked) > 0 {
+		c.gate.briefly(func() { someAtOnce(locked, func(m *member[V]) { c.unlock(m.f, m.a.outer.lease) }) })
+	}
+}
+
+func (c *Cache[V]) unlock(f *flight[V], l *lock.Lease) {
+	if err := l.Unlock(f.Context()); err != nil && !errors.Is(err, lock.ErrNotHeld) { // its loss was told
+		c.events.emit(Event{Kind: EventLockerFailed, Key: f.Key(), Err: fmt.Errorf("herdgate: Options.Locker: %w", err)})
+	}
+}
+
+// briefly does work that a flight leaves behind, and waits for it no longer than for a
+// command of Redis: a locker that hangs does not keep a value from its callers. It must be
+// called by a flight or a batch: Close waits for these, and only then for what they leave.
+func (g *Gate) briefly(work func()) {
+	done := make(chan struct{})
+	g.calls.Go(func() {
+		defer close(done)
+		work()
+	})
+	patience := time.NewTimer(g.options.RedisTimeout)
+	defer patience.Stop()
+	select {
+	case <-done:
+	case <-patience.C:
+	}
+}
+
+// someAtOnce does work for each member.
+func someAtOnce[V any](ms []*member[V], work func(*member[V])) {
+	next := make(chan *member[V])
+	var workers sync.WaitGroup
+	for range min(len(ms), lockersAtOnce) {
+		workers.Go(func() {
+			for m := range next {
+				work(m)
+			}
+		})
+	}
+	for _, m := range ms {
+		next <- m
+	}
+	close(next)
+	workers.Wait()
+}
+
+// heldFor is how long to wait before who was told that a key's lock is held asks again,
+// the n-th time in a row. Where another locker says so and there is no lease that would
+// end at a known time, its holder is just beginning or ending, or is dead.
+func heldFor(rest time.Duration, n int) time.Duration {
+	if rest > 0 {
+		return rest + askSlack
+	}
+	d := min(firstPoll<<min(n, 10), netPoll)
+	return d + rand.N(d/2)
+}
