@@ -16,6 +16,7 @@ import (
 	"github.com/herdgate/herdgate"
 	"github.com/herdgate/herdgate/codec"
 	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/lock"
 )
 
 const (
@@ -29,6 +30,7 @@ type instanceSetup struct {
 	Name     string
 	Redis    string // address
 	Source   string // address
+	Locks    string // the namespace of its locker's, "" if it has none
 	Policy   herdgate.Policy
 	Stubborn bool // its loader ignores the end of its context
 	Many     bool // its loader loads many keys in one call
@@ -60,12 +62,26 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 	s.rdb = redis.NewClient(&redis.Options{Addr: s.Redis})
 	defer func() { err = errors.Join(err, s.rdb.Close()) }()
 	s.rdb.AddHook(&s.sent)
-	gate, err := herdgate.Open(ctx, herdgate.Options{
+	options := herdgate.Options{
 		Redis:     s.rdb,
 		Namespace: fleetNamespace,
 		// A crowd of processes on few cores is no Redis that is out.
 		RedisTimeout: 2 * time.Second,
-	})
+	}
+	if s.Locks != "" {
+		locks, closeLocks, err := openLocks(realLocks(), s.Locks)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, closeLocks()) }()
+		engine, err := lock.New(locks, lock.Options{TTL: lockTTL})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, engine.Close(context.WithoutCancel(ctx))) }()
+		options.Locker = engine
+	}
+	gate, err := herdgate.Open(ctx, options)
 	if err != nil {
 		return err
 	}

@@ -89,21 +89,6 @@ func (l *locks) held(t *testing.T, key string) bool {
 	return false
 }
 
-// engine is a locker over the backend, as another instance has one.
-func engine(t *testing.T, b lock.Backend, options lock.Options) *lock.Engine {
-	t.Helper()
-	e, err := lock.New(b, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := e.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("close the locker: %v", err)
-		}
-	})
-	return e
-}
-
 // instance opens a gate with a locker over the backend.
 func (w *world) instance(b lock.Backend, options lock.Options) *herdgate.Gate {
 	w.Helper()
@@ -120,7 +105,7 @@ func TestALockerWithoutRedisIsRefused(t *testing.T) {
 }
 
 func TestTheLockIsNamedLikeTheBuildKeyAndGivenBackAfterTheCommit(t *testing.T) {
-	everywhere(t, func(w *world) {
+	onEachRedis(t, func(w *world) {
 		l := newLocks()
 		o := newOrigin(0)
 		var during bool
@@ -146,9 +131,9 @@ func TestTheLockIsNamedLikeTheBuildKeyAndGivenBackAfterTheCommit(t *testing.T) {
 
 // Who holds the lock takes the lease from one without it; that one's commit is refused.
 func TestWhoHasTheLockTakesTheLeaseFromOneWithout(t *testing.T) {
-	everywhere(t, func(w *world) {
+	onEachRedis(t, func(w *world) {
 		held := make(chan struct{})
-		without := newCache(w.T, w.gate(), func(context.Context, string) (string, error) {
+		without := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Locker = nil }), func(context.Context, string) (string, error) {
 			<-held
 			return "without", nil
 		}, herdgate.Policy{LockTTL: time.Minute})
@@ -174,7 +159,7 @@ func TestWhoHasTheLockTakesTheLeaseFromOneWithout(t *testing.T) {
 
 // I1: the lock alone keeps others from loading, whatever Redis forgets.
 func TestALeaseThatRedisForgetsIsNotGivenToAnotherWhileTheLockIsHeld(t *testing.T) {
-	everywhere(t, func(w *world) {
+	onEachRedis(t, func(w *world) {
 		l, o := newLocks(), newOrigin(500*time.Millisecond)
 		rdb := w.connect()
 		a := newCache(w.T, w.instance(l, lock.Options{}), o.load, herdgate.Policy{LockTTL: time.Minute})
@@ -202,7 +187,7 @@ func TestALeaseThatRedisForgetsIsNotGivenToAnotherWhileTheLockIsHeld(t *testing.
 }
 
 func TestALoadEndsWhenTheLockIsLost(t *testing.T) {
-	everywhere(t, func(w *world) {
+	onEachRedis(t, func(w *world) {
 		l := newLocks()
 		const ttl = 300 * time.Millisecond
 		g := w.instance(l, lock.Options{TTL: ttl})
@@ -307,7 +292,7 @@ func TestTheLockOfADeadHolderIsWaitedOutWithoutSpinning(t *testing.T) {
 
 // What stands at the key in Redis counts whoever has the lock.
 func TestAFailedLoadBacksOffWithALocker(t *testing.T) {
-	everywhere(t, func(w *world) {
+	onEachRedis(t, func(w *world) {
 		l := newLocks()
 		loads := 0
 		load := func(context.Context, string) (string, error) {
@@ -336,7 +321,7 @@ func TestAFailedLoadBacksOffWithALocker(t *testing.T) {
 }
 
 func TestALoaderThatPanicsLeavesNoLock(t *testing.T) {
-	everywhere(t, func(w *world) {
+	onEachRedis(t, func(w *world) {
 		l := newLocks()
 		c := newCache(w.T, w.instance(l, lock.Options{}), func(context.Context, string) (string, error) { panic("oh") }, herdgate.Policy{})
 		if _, err := c.Get(w.Context(), "a"); err == nil {
@@ -349,7 +334,7 @@ func TestALoaderThatPanicsLeavesNoLock(t *testing.T) {
 }
 
 func TestALockerThatPanicsIsOneThatDoesNotAnswer(t *testing.T) {
-	everywhere(t, func(w *world) {
+	onEachRedis(t, func(w *world) {
 		o := newOrigin(0)
 		c := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Locker = panicLocker{} }), o.load, herdgate.Policy{})
 		get(w.T, c, "a")
@@ -386,7 +371,7 @@ func TestALockerThatHangsAtAnUnlockKeepsNoValueBack(t *testing.T) {
 func TestEachKeyOfABatchHasItsLock(t *testing.T) {
 	for _, together := range []bool{true, false} {
 		t.Run(fmt.Sprintf("one call of the loader %v", together), func(t *testing.T) {
-			everywhere(t, func(w *world) {
+			onEachRedis(t, func(w *world) {
 				l := newLocks()
 				other := engine(w.T, l, lock.Options{})
 				lease, err := other.TryLock(w.Context(), "test:b:things:{k07}")

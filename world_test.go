@@ -2,6 +2,7 @@ package herdgate_test
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"sync"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/herdgate/herdgate"
 	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/memlock"
 )
 
 func TestMain(m *testing.M) {
@@ -27,20 +30,44 @@ func TestMain(m *testing.M) {
 type world struct {
 	*testing.T
 	connect func(opts ...func(*redis.Options)) *redis.Client
-	virtual bool // in a synctest bubble: time passes when all wait
+	virtual bool         // in a synctest bubble: time passes when all wait
+	locks   lock.Backend // of the locker that each gate has; nil: they have none
 }
 
-// everywhere runs a test in virtual time on an embedded Redis, and in real time on
-// a real one.
+// everywhere runs a test in virtual time on an embedded Redis, with and without a
+// locker, and in real time on a real one.
 func everywhere(t *testing.T, test func(w *world)) {
 	t.Helper()
+	onEachRedis(t, test)
+	if realLocks() == "" { // else what does not use them was run without
+		t.Run("virtual with a locker", func(t *testing.T) {
+			virtually(t, func(w *world) {
+				w.locks = memlock.New()
+				test(w)
+			})
+		})
+	}
+}
+
+// onEachRedis is everywhere for tests that bring a locker, or count what one changes.
+func onEachRedis(t *testing.T, test func(w *world)) {
+	t.Helper()
 	t.Parallel()
-	t.Run("virtual", func(t *testing.T) { virtually(t, test) })
+	if realLocks() == "" {
+		t.Run("virtual", func(t *testing.T) { virtually(t, test) })
+	}
 	t.Run("real", func(t *testing.T) {
 		t.Parallel()
 		really(t, test)
 	})
 }
+
+// realLocks is where the locks are that all gates in real time use as their lockers,
+// by openLocks; "" if they have none.
+func realLocks() string { return os.Getenv("HERDGATE_TEST_LOCKS") }
+
+// lockTTL is that of the lockers of all worlds: the least that etcd keeps.
+const lockTTL = 2 * time.Second
 
 func virtually(t *testing.T, test func(w *world)) {
 	t.Helper()
@@ -53,13 +80,32 @@ func virtually(t *testing.T, test func(w *world)) {
 func really(t *testing.T, test func(w *world)) {
 	t.Helper()
 	server := testutil.StartRedis(t)
-	test(&world{T: t, connect: func(opts ...func(*redis.Options)) *redis.Client { return server.Client(t, opts...) }})
+	w := &world{T: t, connect: func(opts ...func(*redis.Options)) *redis.Client { return server.Client(t, opts...) }}
+	if at := realLocks(); at != "" {
+		backend, closeLocks, err := openLocks(at, randomName())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := closeLocks(); err != nil {
+				t.Errorf("close the locks: %v", err)
+			}
+		})
+		w.locks = backend
+	}
+	test(w)
 }
+
+// randomName keeps the locks of a test apart from those of all others.
+func randomName() string { return rand.Text() }
 
 // gate opens a gate with a client of its own, as another instance would.
 func (w *world) gate(change ...func(*herdgate.Options)) *herdgate.Gate {
 	w.Helper()
 	options := herdgate.Options{Redis: w.connect(), Namespace: "test"}
+	if w.locks != nil {
+		options.Locker = engine(w.T, w.locks, lock.Options{TTL: lockTTL})
+	}
 	for _, c := range change {
 		c(&options)
 	}
@@ -78,6 +124,21 @@ func openGate(t *testing.T, options herdgate.Options) *herdgate.Gate {
 		}
 	})
 	return g
+}
+
+// engine is a locker over the backend, as another instance has one.
+func engine(t *testing.T, b lock.Backend, options lock.Options) *lock.Engine {
+	t.Helper()
+	e, err := lock.New(b, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("close the locker: %v", err)
+		}
+	})
+	return e
 }
 
 // pass lets time pass.

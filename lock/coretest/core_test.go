@@ -1,0 +1,90 @@
+package coretest
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/herdgate/herdgate/internal/testutil"
+)
+
+func TestTheCacheWithEtcdAsItsLocker(t *testing.T) {
+	runCore(t, "etcd", testutil.StartEtcd(t, 1)[0].Addr())
+}
+
+// runCore runs the tests of the root that open gates in real time with the locks at addr,
+// as the file in the directory dir opens them.
+func runCore(t *testing.T, dir, addr string) {
+	t.Helper()
+	root := absolute(t, "../..")
+	overlay, err := json.Marshal(map[string]map[string]string{
+		"Replace": {filepath.Join(root, "locks_test.go"): absolute(t, filepath.Join(dir, "locks_test.go"))},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "overlay.json")
+	if err := os.WriteFile(file, overlay, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"test", "-count=1", "-timeout=20m", "-overlay=" + file, "-run=^(" + strings.Join(gateTests(t, root), "|") + ")$"}
+	if withRaceDetector() {
+		args = append(args, "-race")
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(args, "github.com/herdgate/herdgate")...)
+	cmd.Env = append(os.Environ(), "HERDGATE_TEST_LOCKS="+addr)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// gateTests are the tests of the root that open their gates by the helpers that give them
+// a locker.
+func gateTests(t *testing.T, root string) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	function := regexp.MustCompile(`(?ms)^func (Test\w+)\(.*?^}`)
+	helper := regexp.MustCompile(`\b(everywhere|startFleet|newFleet)\(`)
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range function.FindAllSubmatch(source, -1) {
+			if helper.Match(f[0]) {
+				names = append(names, string(f[1]))
+			}
+		}
+	}
+	if len(names) < 100 {
+		t.Fatalf("found only %q", names)
+	}
+	return names
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func withRaceDetector() bool {
+	info, _ := debug.ReadBuildInfo()
+	for _, s := range info.Settings {
+		if s.Key == "-race" {
+			return s.Value == "true"
+		}
+	}
+	return false
+}
