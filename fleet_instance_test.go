@@ -23,6 +23,8 @@ const (
 	instanceRole   = "instance"
 	fleetNamespace = "fleet"
 	plainKey       = "plain" // an encoded Item, for who reads Redis without the library
+
+	minLockTTL = 2 * time.Second // of an instance's locker: the least that etcd keeps
 )
 
 // instanceSetup is what an instance is started with.
@@ -74,7 +76,7 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, closeLocks()) }()
-		engine, err := lock.New(locks, lock.Options{TTL: lockTTL})
+		engine, err := lock.New(locks, lock.Options{TTL: max(minLockTTL, s.Policy.LockTTL)})
 		if err != nil {
 			return err
 		}

@@ -227,7 +227,7 @@ func TestAnotherProcessLoadsWhenTheLoadingOneIsKilled(t *testing.T) {
 	const leaseTTL = 2 * time.Second // the default
 	most := leaseTTL * 5 / 2
 	if realLocks() != "" {
-		most = 2*lockTTL + 2*time.Second // what may be left of the lock's TTL, the store's rounding, and a poll
+		most = 2*minLockTTL + 2*time.Second // what may be left of the lock's TTL, the store's rounding, and a poll
 	}
 	source := newHeldSource(t)
 	f := startFleet(t, source, herdgate.Policy{}, "killed", "b", "c")

@@ -25,10 +25,14 @@ const (
 )
 
 // outerLocks are the locks of Options.Locker. That of a key is taken before its lease
-// and given back after it: it decides who loads, and takes the lease from whoever has it.
-// The lease is the only right to commit all the same, so that no locker can break I2.
+// and given back after it. Who loads has both, so that one load runs at a time (I1) as long
+// as either of the two keeps its promise; the lease alone is the right to commit, so that
+// no locker can break I2.
 //
-// One that does not answer is left alone for a while: the lease alone decides then.
+// A lease is not taken from who has it without the lock: that is one whom the locker has not
+// answered, or who has none yet in a roll-out; and what a dead one leaves ends with LockTTL.
+//
+// A locker that does not answer is left alone for a while: the lease alone decides then.
 type outerLocks struct {
 	locker lock.Locker // nil: there are none
 	now    func() time.Duration

@@ -64,24 +64,26 @@ type Options struct {
 	// 10 s. Off: nothing is.
 	ResendWindow time.Duration
 
-	// Locker decides who loads, in place of Redis: an engine of package lock over etcd,
-	// ZooKeeper, a SQL database, or your own backend. nil: Redis decides. It must be nil
-	// without Redis.
+	// Locker decides who loads, together with Redis: an engine of package lock over etcd,
+	// ZooKeeper, a SQL database, or your own backend. nil: Redis alone decides. It must be
+	// nil without Redis.
 	//
 	// Who is to load a key takes the lock of the key there, named like its build key
-	// (<namespace>:b:<cache>:{<key>}), then the lease in Redis, from whoever has it; what is
-	// loaded is stored under that lease as ever, and then both are let go. So there is one load
-	// at a time as long as the locker keeps its promise, also where Redis forgets a lease,
-	// as in a failover; and no locker, however bad, lets an old value come back after a
-	// change. It costs a load two requests to the locker. A holder that dies keeps
-	// the others from loading for the TTL of its lock; those who wait see the end of a load as ever.
+	// (<namespace>:b:<cache>:{<key>}), then the lease in Redis; what is loaded is stored under
+	// that lease as ever, and then both are let go. So there is one load at a time as long as
+	// one of the two keeps its promise, also where Redis forgets a lease, as in a failover;
+	// and no locker, however bad, lets an old value come back after a change. It costs a load
+	// two requests to the locker, and a process that waits one. A holder that dies keeps the
+	// others from loading for LockTTL or the TTL of its lock, whichever is longer; a loader
+	// whose lock is lost ends like one whose lease is.
 	//
-	// A locker that fails, or has not answered within a second, is left alone for a second: loads
-	// then go on under the lease of Redis alone, counted as LockerFailures. All instances of a
-	// service must have the same locker: one without it can lose a lease to one with it.
+	// A locker that fails, or has not answered within a second, is left alone for a second:
+	// loads then go on under the lease of Redis alone, counted as LockerFailures. So do the
+	// instances that have no locker yet, in a roll-out.
 	//
-	// The locker's TryLock and the Unlock of its leases are used. They must return soon after their ctx
-	// has ended. The gate does not close it; it must outlive the gate.
+	// TryLock and the Unlock of its leases are used; TryLock must return soon after its ctx has
+	// ended. Redis's marks count as ever: MinRebuildInterval, back-offs. The gate does not close
+	// the locker, which must outlive it.
 	Locker lock.Locker
 
 	// Observer sees what happens, event by event. nil: nobody.

@@ -66,9 +66,6 @@ func onEachRedis(t *testing.T, test func(w *world)) {
 // by openLocks; "" if they have none.
 func realLocks() string { return os.Getenv("HERDGATE_TEST_LOCKS") }
 
-// lockTTL is that of the lockers of all worlds: the least that etcd keeps.
-const lockTTL = 2 * time.Second
-
 func virtually(t *testing.T, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -104,7 +101,7 @@ func (w *world) gate(change ...func(*herdgate.Options)) *herdgate.Gate {
 	w.Helper()
 	options := herdgate.Options{Redis: w.connect(), Namespace: "test"}
 	if w.locks != nil {
-		options.Locker = engine(w.T, w.locks, lock.Options{TTL: lockTTL})
+		options.Locker = engine(w.T, w.locks, lock.Options{})
 	}
 	for _, c := range change {
 		c(&options)

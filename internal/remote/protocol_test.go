@@ -622,7 +622,6 @@ func (p *promises) grant(q request, reply []any, at instant) error {
 		return errors.New("I8: a nonce was given twice")
 	case q.outer == Theirs:
 		return errors.New("I1: granted against another locker")
-	case alive && q.outer == Mine: // another locker has decided
 	case alive:
 		return errors.New("I1: two live leases")
 	case at.now-p.granted < 1000*interval-p.slack:

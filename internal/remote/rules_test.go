@@ -155,7 +155,6 @@ func (r *rules) acquire(q request, at instant) answer {
 	case b.kind == 'L' && b.owner == q.owner:
 		r.b.until = at.plus(q.ttl)
 		return answered("GRANTED", b.grant, b.count)
-	case b.kind == 'L' && q.outer == Mine:
 	case b.kind == 'L':
 		r.b.waited = b.waited || q.wait
 		return answered("HELD", rest)

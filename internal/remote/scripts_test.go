@@ -82,6 +82,19 @@ func kindOf(tb testing.TB, rdb redis.Cmdable, keys Keys) string {
 	return kind
 }
 
+// I8: a nonce is never given twice, also after the server's clock was set back.
+func TestANonceRisesOverAClockThatWasSetBack(t *testing.T) {
+	everywhere(t, func(t *world) {
+		s := newStore(t.rdb)
+		keys := s.Keys("c", "k")
+		last := uint64(t.rdb.Time(t.Context()).Val().Add(time.Hour).UnixMicro())
+		must(t, t.rdb.Set(t.Context(), keys.B, fmt.Sprintf("F %d 1 1 error", last), life).Err())
+		if claim := acquired(t, s, keys, "a"); claim.Token != last+1 {
+			t.Errorf("the nonce is %d, want one more than the last, %d", claim.Token, last)
+		}
+	})
+}
+
 func TestStoringWritesTheServersTimeIntoTheEntryAndNothingElse(t *testing.T) {
 	everywhere(t, func(t *world) {
 		rdb := t.rdb

@@ -200,13 +200,14 @@ type Acquire struct {
 	Outer Outer         // what another locker has said
 }
 
-// Outer is what another locker, which decides who builds, has said of a key.
+// Outer is what another locker has said of a key. Who builds it needs both: its lock, if
+// it answers, and the lease.
 type Outer string
 
 // The answers of another locker.
 const (
 	NotAsked Outer = ""       // there is none, or it does not answer: the lease alone decides
-	Mine     Outer = "mine"   // its lock is held for this request, which takes the lease from whoever has it
+	Mine     Outer = "mine"   // its lock is held for this request
 	Theirs   Outer = "theirs" // somebody else has its lock: the request takes nothing, and finds at most Held
 )
 

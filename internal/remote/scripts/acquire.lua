@@ -7,8 +7,8 @@
 --       3 seen        version of the entry the caller read ('' = none, or unreadable)
 --       4 notAfter    server time in µs past which this call does nothing ('' = unknown)
 --       5 wait        '1' = mark the lease so that its end is announced
---       6 outer       what another locker, which decides who builds, has said: 'mine' = take the lease
---                     from whoever holds it, 'theirs' = take nothing, '' = it was not asked
+--       6 outer       what another locker has said: 'mine' = its lock is held for this call,
+--                     'theirs' = by somebody else, so take nothing; '' = it was not asked
 -- reply {state, now µs, ...}
 --       VOID    | NEWER entry | GRANTED nonce failures | HELD ms | COOLING ms
 --       FAILED ms failures code | PASS ms
@@ -30,7 +30,6 @@ if b then
   end
 end
 
-local mine = ARGV[6] == 'mine'
 local last, count = 0, 0
 if b then
   local w, grant, c, owner = lease(b)
@@ -38,26 +37,22 @@ if b then
     redis.call('PEXPIRE', KEYS[2], ARGV[2])
     return {'GRANTED', stamp, grant, tonumber(c)}
   end
-  if owner and not mine then
+  if owner then -- also without another locker, or one that lost its lock there and does not know it
     if ARGV[5] == '1' and w == '0' then
       redis.pcall('SETRANGE', KEYS[2], 2, '1') -- the lease ends where its holder believes; without memory nobody is woken
     end
     return {'HELD', stamp, ms}
   end
-  if owner then
-    last, count = tonumber(grant), tonumber(c)
-  else
-    local kind, g, n, tail = string.match(b, '^([FCP]) (%d+) (%d+)(.*)$')
-    if kind then
-      last, count = tonumber(g), tonumber(n)
-    end
-    if kind == 'C' then return {'COOLING', stamp, ms} end
-    if kind == 'P' then return {'PASS', stamp, ms} end
-    if kind == 'F' then
-      local retryAt, code = string.match(tail, '^ (%d+) (%a+)$')
-      local left = retryAt and math.min(math.ceil((tonumber(retryAt) - now) / 1000), ms) or 0
-      if left > 0 then return {'FAILED', stamp, left, count, code} end
-    end
+  local kind, g, n, tail = string.match(b, '^([FCP]) (%d+) (%d+)(.*)$')
+  if kind then
+    last, count = tonumber(g), tonumber(n)
+  end
+  if kind == 'C' then return {'COOLING', stamp, ms} end
+  if kind == 'P' then return {'PASS', stamp, ms} end
+  if kind == 'F' then
+    local retryAt, code = string.match(tail, '^ (%d+) (%a+)$')
+    local left = retryAt and math.min(math.ceil((tonumber(retryAt) - now) / 1000), ms) or 0
+    if left > 0 then return {'FAILED', stamp, left, count, code} end
   end
 end
 
@@ -66,7 +61,8 @@ if ARGV[6] == 'theirs' then return {'HELD', stamp, 0} end -- no lease yet, or no
 -- The nonce rises even if the server's clock stands or is set back.
 local nonce = string.format('%.0f', math.max(now, last + 1))
 -- Who was refused by the other locker before now has found no lease to mark.
-local held = 'L ' .. (mine and '1' or '0') .. ' ' .. nonce .. ' ' .. count .. ' ' .. ARGV[1]
+local waited = ARGV[6] == 'mine' and '1' or '0'
+local held = 'L ' .. waited .. ' ' .. nonce .. ' ' .. count .. ' ' .. ARGV[1]
 if b then
   redis.call('SET', KEYS[2], held, 'PX', ARGV[2])
 else
