@@ -57,13 +57,14 @@ modules:
 
 test: needed modules ## Vet and test every module, with the race detector
 	$(call each,go vet,go vet ./...)
-	$(call each,go test,go test -race -shuffle=on -count=1 ./...)
+	$(call each,go test,go test -race -shuffle=on -count=1 -timeout 20m ./...)
 	@echo "== what the race detector cannot see: it makes sync.Pool forget at random"
 	go test -shuffle=on -count=1 ./internal/local
 
 test-etcd: needed ## Test lock/etcdlock alone, on etcd servers of one and three members
 	cd lock/etcdlock && go test -race -shuffle=on -count=1 ./...
 	cd lock/historytest && go test -race -count=1 -run Etcd ./...
+	cd lock/coretest && go test -race -count=1 -timeout 20m -run Etcd ./...
 
 test-zk: needed ## Test lock/zklock alone, on ZooKeeper servers, one and three
 	cd lock/zklock && go test -race -shuffle=on -count=1 ./...

@@ -14,6 +14,8 @@ import (
 
 	"github.com/herdgate/herdgate"
 	"github.com/herdgate/herdgate/codec"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/redislock"
 )
 
 // The code of docs/guide.md that no other example has.
@@ -276,4 +278,51 @@ func Example_clients() {
 	defer cluster.Close()
 	fmt.Println(rdb.Options().DialerRetries, cluster.Options().ReadOnly)
 	// Output: 1 false
+}
+
+func Example_locker() {
+	ctx := context.Background()
+	server, err := miniredis.Run() // the Redis that caches
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer rdb.Close()
+	another, err := miniredis.Run() // one beside it that does nothing but lock
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer another.Close()
+	beside := redis.NewClient(&redis.Options{Addr: another.Addr()})
+	defer beside.Close()
+
+	locks, err := redislock.New(beside, redislock.Options{Namespace: "shop"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	locker, err := lock.New(locks, lock.Options{TTL: 3 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	gate, err := herdgate.Open(ctx, herdgate.Options{Redis: rdb, Namespace: "shop", Locker: locker})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer gate.Close(ctx)
+
+	reports, err := herdgate.New(gate, "report", func(context.Context, string) (string, error) {
+		fmt.Println("locked there:", another.Keys())
+		return "42 sales", nil
+	}, herdgate.Policy{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(reports.Get(ctx, "today"))
+	fmt.Println("locked there:", another.Keys())
+	// Output:
+	// locked there: [shop:lock:{shop:b:report:%7Btoday%7D}]
+	// 42 sales <nil>
+	// locked there: []
 }

@@ -10,11 +10,28 @@ import (
 	"strings"
 	"testing"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
 	"github.com/herdgate/herdgate/internal/testutil"
 )
 
 func TestTheCacheWithEtcdAsItsLocker(t *testing.T) {
-	runCore(t, "etcd", testutil.StartEtcd(t, 1)[0].Addr())
+	addr := testutil.StartEtcd(t, 1)[0].Addr()
+	runCore(t, "etcd", addr)
+
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	resp, err := client.Get(t.Context(), "any")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := resp.Header.Revision; n < 1000 {
+		t.Errorf("etcd has seen %d writes: the tests went on without it", n)
+	}
 }
 
 // runCore runs the tests of the root that open gates in real time with the locks at addr,

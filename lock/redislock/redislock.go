@@ -42,7 +42,7 @@ type Options struct {
 	//
 	// It narrows the hole that a failover opens, and does not close it: unless Replicas is all of them, the replica that is
 	// promoted may be one without the lock, and what they acknowledge is in their memory only. Zero: none. The client must
-	// be a *redis.Client or a *redis.ClusterClient.
+	// be a *redis.Client or a *redis.ClusterClient, and have the right to WAIT.
 	Replicas int
 	// ReplicaTimeout is in whole milliseconds, below the client's ReadTimeout, and should be much shorter than the TTL. A
 	// renewal gets no more than a twentieth of it, as lock.Options.CallTimeout says. Zero is DefaultReplicaTimeout.
