@@ -98,10 +98,20 @@ func (c *Cache[V]) unlockOuter(f *flight[V], o outerLock) {
 
 // unlockOuterMany is unlockOuter for members, some at a time.
 func (c *Cache[V]) unlockOuterMany(ms []*member[V]) {
-	locked := slices.DeleteFunc(slices.Clone(ms), func(m *member[V]) bool { return m.a.outer.lease == nil })
-	if len(locked) > 0 {
-		c.gate.briefly(func() { someAtOnce(locked, func(m *member[V]) { c.unlock(m.f, m.a.outer.lease) }) })
+	if c.gate.outer.locker == nil {
+		return
 	}
+	locked := slices.DeleteFunc(slices.Clone(ms), func(m *member[V]) bool { return m.a.outer.lease == nil })
+	c.gate.briefly(func() { someAtOnce(locked, func(m *member[V]) { c.unlock(m.f, m.a.outer.lease) }) })
+}
+
+// unlockRefused is unlockOuterMany for those members that were not granted their leases.
+func (c *Cache[V]) unlockRefused(ms []*member[V]) {
+	if c.gate.outer.locker == nil {
+		return
+	}
+	granted := func(m *member[V]) bool { return m.a.State == remote.Granted }
+	c.unlockOuterMany(slices.DeleteFunc(slices.Clone(ms), granted))
 }
 
 func (c *Cache[V]) unlock(f *flight[V], l *lock.Lease) {

@@ -272,9 +272,7 @@ func (c *Cache[V]) acquireMany(p *plan[V], ms []*member[V], wait bool) {
 	ctx, end := c.gate.begin(ms[0].f.Context(), StepAcquire, c.name, ms[0].key)
 	defer func() { end(ms[0].err) }()
 	c.lockOuterMany(ms)
-	defer func() {
-		c.unlockOuterMany(slices.DeleteFunc(slices.Clone(ms), func(m *member[V]) bool { return m.a.State == remote.Granted }))
-	}()
+	defer c.unlockRefused(ms)
 	asks := make([]remote.Acquire, len(ms))
 	for i, m := range ms {
 		m.a, asks[i] = c.asking(m.f, m.keys, m.old, p, wait, m.a.outer)
