@@ -22,6 +22,9 @@ var neverLinked = map[string]string{
 	"github.com/prometheus":         "it lives in extra/prom",
 	"go.etcd.io":                    "it lives in lock/etcdlock",
 	"github.com/go-zookeeper":       "it lives in lock/zklock",
+	"github.com/jackc/pgx":          "it is for the tests of lock/sqllock",
+	"github.com/go-sql-driver":      "it is for the tests of lock/sqllock",
+	"modernc.org/sqlite":            "it is for the tests of lock/sqllock",
 }
 
 // testSupport are the packages made for tests, ours or our users'.

@@ -2,16 +2,21 @@ package historytest
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	_ "modernc.org/sqlite"
 
 	"github.com/herdgate/herdgate/internal/testutil"
 	"github.com/herdgate/herdgate/lock"
@@ -19,6 +24,7 @@ import (
 	"github.com/herdgate/herdgate/lock/locktest"
 	"github.com/herdgate/herdgate/lock/memlock"
 	"github.com/herdgate/herdgate/lock/redislock"
+	"github.com/herdgate/herdgate/lock/sqllock"
 	"github.com/herdgate/herdgate/lock/zklock"
 )
 
@@ -72,6 +78,17 @@ func record(t *testing.T, keep time.Duration, backends ...lock.Backend) []lockte
 // cuts cuts a link some times while work runs.
 func cuts(t *testing.T, link *testutil.Link, work func()) {
 	t.Helper()
+	disturb(t, link.Cut, link.Resume, work)
+}
+
+// freezes freezes a link some times while work runs.
+func freezes(t *testing.T, link *testutil.Link, work func()) {
+	t.Helper()
+	disturb(t, link.Freeze, link.Thaw, work)
+}
+
+func disturb(t *testing.T, harm, heal, work func()) {
+	t.Helper()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -82,14 +99,14 @@ func cuts(t *testing.T, link *testutil.Link, work func()) {
 	for n := 0; ; n++ {
 		select {
 		case <-done:
-			link.Resume()
+			heal()
 			return
 		case <-ticker.C:
 		}
 		if n%2 == 0 {
-			link.Cut()
+			harm()
 		} else {
-			link.Resume()
+			heal()
 		}
 	}
 }
@@ -231,4 +248,67 @@ func TestZooKeeperIsOneLockWhileConnectionsAreCut(t *testing.T) {
 	var history []locktest.Hold
 	cuts(t, link, func() { history = record(t, 50*time.Millisecond, steady, cut) })
 	isOfOneLock(t, withoutRefusals(history))
+}
+
+func openSQL(t *testing.T, dialect sqllock.Dialect, driver, source string) lock.Backend {
+	t.Helper()
+	db, err := sql.Open(driver, source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	backend, err := sqllock.New(db, sqllock.Options{Dialect: dialect})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := backend.CreateTable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return backend
+}
+
+func openPostgres(t *testing.T, addr string) lock.Backend {
+	t.Helper()
+	return openSQL(t, sqllock.PostgreSQL, "pgx", "postgres://test@"+addr+"/postgres?sslmode=disable")
+}
+
+func openMariaDB(t *testing.T, addr string) lock.Backend {
+	t.Helper()
+	return openSQL(t, sqllock.MySQL, "mysql", "root@tcp("+addr+")/test")
+}
+
+func TestPostgreSQLIsOneLock(t *testing.T) {
+	backend := openPostgres(t, testutil.StartPostgres(t).Addr())
+	isOfOneLock(t, record(t, 2*time.Millisecond, backend, lossy(backend)))
+}
+
+// A driver that cannot connect fails at once, so connections are not cut here: a history of many calls that may have got
+// the lock or not can be explained in too many ways.
+func TestPostgreSQLIsOneLockWhileConnectionsFreeze(t *testing.T) {
+	server := testutil.StartPostgres(t)
+	link := testutil.NewLink(t, server.Addr())
+	steady, slow := openPostgres(t, server.Addr()), openPostgres(t, link.Addr())
+	var history []locktest.Hold
+	freezes(t, link, func() { history = record(t, 50*time.Millisecond, steady, slow) })
+	isOfOneLock(t, history)
+}
+
+func TestMariaDBIsOneLock(t *testing.T) {
+	backend := openMariaDB(t, testutil.StartMariaDB(t).Addr())
+	isOfOneLock(t, record(t, 2*time.Millisecond, backend, lossy(backend)))
+}
+
+func TestMariaDBIsOneLockWhileConnectionsFreeze(t *testing.T) {
+	server := testutil.StartMariaDB(t)
+	link := testutil.NewLink(t, server.Addr())
+	steady, slow := openMariaDB(t, server.Addr()), openMariaDB(t, link.Addr())
+	var history []locktest.Hold
+	freezes(t, link, func() { history = record(t, 50*time.Millisecond, steady, slow) })
+	isOfOneLock(t, history)
+}
+
+func TestSQLiteIsOneLock(t *testing.T) {
+	source := "file:" + filepath.Join(t.TempDir(), "locks.db") + "?_pragma=journal_mode(wal)&_pragma=synchronous(off)"
+	backend := openSQL(t, sqllock.SQLite, "sqlite", source)
+	isOfOneLock(t, record(t, 2*time.Millisecond, backend, lossy(backend)))
 }
