@@ -42,21 +42,23 @@ func classify(err error) kind {
 		}
 		return failed
 	}
+	innermost := ""
 	for ; err != nil; err = errors.Unwrap(err) {
-		text := err.Error()
+		innermost = err.Error()
 		var number int
-		if _, scanErr := fmt.Sscanf(strings.ToLower(text), "error %d", &number); scanErr == nil {
-			switch number {
-			case 1213: // ER_LOCK_DEADLOCK
-				return transient
-			case 1205, 3572: // ER_LOCK_WAIT_TIMEOUT, ER_LOCK_NOWAIT
-				return waited
-			}
-			return failed
+		if _, noNumber := fmt.Sscanf(strings.ToLower(innermost), "error %d", &number); noNumber != nil {
+			continue
 		}
-		if strings.Contains(text, "database is locked") || strings.Contains(text, "database table is locked") {
-			return transient // another driver of SQLite
+		switch number {
+		case 1213: // ER_LOCK_DEADLOCK
+			return transient
+		case 1205, 3572: // ER_LOCK_WAIT_TIMEOUT, ER_LOCK_NOWAIT
+			return waited
 		}
+		return failed
+	}
+	if strings.Contains(innermost, "database is locked") || strings.Contains(innermost, "database table is locked") {
+		return transient // another driver of SQLite
 	}
 	return failed
 }

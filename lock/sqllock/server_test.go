@@ -74,6 +74,40 @@ func (t on) lateIsVoid() {
 	must(t, next.Unlock(t.Context()))
 }
 
+// deadlocks lets several ask for a fresh lock while its row is being inserted by a transaction that is rolled back: in
+// InnoDB they deadlock then.
+func (t on) deadlocks() {
+	db := t.d.open(t, "")
+	backend := t.d.backend(t, db)
+	for round := range 5 {
+		name := fmt.Sprintf("deadlock-%d", round)
+		tx := begin(t, db)
+		exec(t, tx, "INSERT INTO herdgate_locks (name, owner, token, expires_at) VALUES ('"+name+"', '', 0, 0)")
+		const contenders = 4
+		got := make(chan error, contenders)
+		for n := range contenders {
+			go func() {
+				_, err := backend.Acquire(t.Context(), lock.Request{Name: name, Owner: fmt.Sprint("owner ", n), TTL: time.Hour})
+				got <- err
+			}()
+		}
+		testutil.Eventually(t, patience, func() bool { return stuck(t, t.d, db) >= contenders }, "all wait in the database")
+		must(t, tx.Rollback())
+		granted := 0
+		for range contenders {
+			switch err := <-got; {
+			case err == nil:
+				granted++
+			case !errors.Is(err, lock.ErrNotAcquired):
+				t.Error(err)
+			}
+		}
+		if granted != 1 {
+			t.Errorf("%d got the lock, want 1", granted)
+		}
+	}
+}
+
 // lockTheRow lets those who write the row of a lock wait until tx ends, and those who read it not.
 func lockTheRow(tb testing.TB, tx *sql.Tx, token uint64) {
 	tb.Helper()

@@ -127,6 +127,7 @@ func run(t *testing.T, d database) {
 		"an expired lock is held while its holder's transaction is guarded": on.guardedIsHeld,
 		"a request whose client has gone is not granted later":              on.lateIsVoid,
 		"a renewal whose client has gone does nothing later":                on.lateRenewalIsVoid,
+		"a deadlock of those who ask for a fresh lock is no error":          on.deadlocks,
 		"isolation levels of sessions do not matter":                        on.isolationLevels,
 		"locks of rows last as long as their transactions":                  on.rowLocks,
 		"a session lock excludes others":                                    on.sessionsExclude,

@@ -1,0 +1,36 @@
+package sqllock
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+func TestErrorsOfDriversAreKnownByWhatTheyHaveInCommon(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want kind
+	}{
+		{&pgconn.PgError{Code: "40P01"}, transient},
+		{&pgconn.PgError{Code: "40001"}, transient},
+		{&pgconn.PgError{Code: "55P03"}, waited},
+		{&pgconn.PgError{Code: "23505"}, duplicate},
+		{&pgconn.PgError{Code: "42601", Message: "Error 1213"}, failed},
+		{&mysql.MySQLError{Number: 1213, SQLState: [5]byte([]byte("40001")), Message: "Deadlock found"}, transient},
+		{&mysql.MySQLError{Number: 1213}, transient},
+		{&mysql.MySQLError{Number: 1205}, waited},
+		{&mysql.MySQLError{Number: 3572}, waited},
+		{&mysql.MySQLError{Number: 1064, Message: "database is locked"}, failed},
+		{errors.New("database is locked"), transient},
+		{errors.New("no route to host"), failed},
+	} {
+		for _, err := range []error{test.err, fmt.Errorf("traced: %w", test.err)} {
+			if got := classify(err); got != test.want {
+				t.Errorf("%v is of kind %d, want %d", err, got, test.want)
+			}
+		}
+	}
+}
