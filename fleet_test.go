@@ -505,7 +505,7 @@ func (f *fleet) sent() int {
 	for _, in := range f.instances {
 		for name, n := range ask[map[string]int](f.t, in, "Sent", struct{}{}).wait(f.t) {
 			switch name {
-			case "hello", "client", "script", "subscribe", "publish":
+			case "hello", "client", "script", "subscribe", "publish", "info":
 			default:
 				sum += n
 			}

@@ -322,7 +322,7 @@ func Example_locker() {
 	fmt.Println(reports.Get(ctx, "today"))
 	fmt.Println("locked there:", another.Keys())
 	// Output:
-	// locked there: [shop:lock:{shop:b:report:%7Btoday%7D}]
+	// locked there: [shop:lock:{shop:b:report:{today%7D}]
 	// 42 sales <nil>
 	// locked there: []
 }

@@ -289,7 +289,7 @@ func (*counting) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (c *counting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		switch cmd.Name() {
-		case "hello", "client", "subscribe", "script", "publish":
+		case "hello", "client", "subscribe", "script", "publish", "info":
 		default:
 			c.n.Add(1)
 		}

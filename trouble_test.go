@@ -193,7 +193,7 @@ func TestWhateverErrorRedisAnswersWithValuesAreServed(t *testing.T) { // I6
 			untilShared(t, c, otherCache)
 			testutil.Eventually(t, topologyPatience, func() bool {
 				s := c.Stats()
-				return g.RedisUp() && g.Connected() && s.Replayed == s.Journaled
+				return g.RedisUp() && g.Connected() && s.Replayed >= s.Journaled
 			}, "all is well, and the delete is made")
 		})
 	}
