@@ -56,9 +56,9 @@ func counters() map[herdgate.EventKind]counter {
 		herdgate.EventJournaled:     changes("journaled"),
 		herdgate.EventReplayed:      {name: "herdgate.replays", unit: "{change}", description: "Changes that were made when Redis was back."},
 		herdgate.EventJournalFull:   {name: "herdgate.journal.overflows", unit: "{change}", description: "Changes for which the journal had no room, so that the cache is cleared when Redis is back."},
-		herdgate.EventNotReplicated: {name: "herdgate.changes.unreplicated", unit: "{change}", description: "Changes that took effect and that fewer replicas than ReplicaWait have confirmed."},
-		herdgate.EventResent:        {name: "herdgate.changes.resent", unit: "{change}", description: "Changes that are made once more since there is another master."},
-		herdgate.EventForgotten:     {name: "herdgate.changes.forgotten", unit: "{change}", description: "Changes that would not be made once more after a failover, as there were too many after them."},
+		herdgate.EventNotReplicated: {name: "herdgate.unreplicated_changes", unit: "{change}", description: "Changes that took effect and that fewer replicas than ReplicaWait have confirmed."},
+		herdgate.EventResent:        {name: "herdgate.resent_changes", unit: "{change}", description: "Changes that are made once more since there is another master."},
+		herdgate.EventForgotten:     {name: "herdgate.forgotten_changes", unit: "{change}", description: "Changes that would not be made once more after a failover, as there were too many after them."},
 	}
 }
 

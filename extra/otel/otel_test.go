@@ -197,9 +197,9 @@ func TestEachEventHasItsMetric(t *testing.T) {
 		"herdgate.changes{herdgate.cache=product,herdgate.result=journaled}":      31,
 		"herdgate.replays{herdgate.cache=product}":                                32,
 		"herdgate.journal.overflows{herdgate.cache=product}":                      33,
-		"herdgate.changes.unreplicated{herdgate.cache=product}":                   34,
-		"herdgate.changes.resent{herdgate.cache=product}":                         35,
-		"herdgate.changes.forgotten{herdgate.cache=product}":                      36,
+		"herdgate.unreplicated_changes{herdgate.cache=product}":                   34,
+		"herdgate.resent_changes{herdgate.cache=product}":                         35,
+		"herdgate.forgotten_changes{herdgate.cache=product}":                      36,
 		"herdgate.locker.failures{herdgate.cache=product}":                        37,
 
 		"herdgate.redis.down{}":    1,

@@ -105,6 +105,9 @@ type Bus struct {
 func (s *Store) Listen(ctx context.Context, l Listener) *Bus {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	b := &Bus{store: s, listener: l, beats: s.beats(), leapt: make(chan struct{}, 1), stop: stop}
+	if s.routed.Load() { // a server that answers: who it is must be known before the first change
+		b.look(ctx)
+	}
 	b.wg.Go(func() { b.receive(ctx) })
 	b.wg.Go(func() { b.beat(ctx) })
 	return b
@@ -150,8 +153,7 @@ func (b *Bus) beat(ctx context.Context) {
 	}
 }
 
-// look asks who the masters are: once at first, so that the first change is remembered
-// against something, and then while there is a reason. A failure needs no handling: the
+// look asks who the masters are: once at first, and then while there is a reason. A failure needs no handling: the
 // next heartbeat asks again.
 func (b *Bus) look(ctx context.Context) {
 	if b.masters.asked && !b.listener.Remembers() {
