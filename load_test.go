@@ -581,6 +581,7 @@ func TestALoadersErrorIsNotTakenForTheFlightsOwn(t *testing.T) {
 }
 
 func TestALeaseThatIsGoneBeforeItsLoaderBeginsIsNotLoadedUnder(t *testing.T) { // I1
+	t.Parallel()
 	for name, read := range map[string]func(context.Context, *herdgate.Cache[string]) (string, error){
 		"one": func(ctx context.Context, c *herdgate.Cache[string]) (string, error) { return c.Get(ctx, "k") },
 		"many": func(ctx context.Context, c *herdgate.Cache[string]) (string, error) {
@@ -589,7 +590,7 @@ func TestALeaseThatIsGoneBeforeItsLoaderBeginsIsNotLoadedUnder(t *testing.T) { /
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onEachRedis(t, func(w *world) { // with a locker there is no successor until its lock is given back
+			onEachRedis(t, func(w *world) { // with a locker nobody else loads until the holder knows
 				late := &lateReply{answered: make(chan struct{}), release: make(chan struct{})}
 				client := w.connect()
 				client.AddHook(late)

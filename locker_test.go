@@ -73,17 +73,17 @@ func (l *locks) Release(ctx context.Context, claim lock.Claim) error {
 }
 
 // held reports whether the lock of a key of the tests' cache is held.
-func (l *locks) held(t *testing.T, key string) bool {
+func (l *locks) held(ctx context.Context, t *testing.T, key string) bool {
 	t.Helper()
 	req := lock.Request{Name: "test:b:things:{" + key + "}", Owner: t.Name(), TTL: time.Minute}
-	grant, err := l.Backend.Acquire(t.Context(), req)
+	grant, err := l.Backend.Acquire(ctx, req)
 	if errors.Is(err, lock.ErrNotAcquired) {
 		return true
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Backend.Release(t.Context(), lock.Claim{Name: req.Name, Owner: req.Owner, Token: grant.Token}); err != nil {
+	if err := l.Backend.Release(ctx, lock.Claim{Name: req.Name, Owner: req.Owner, Token: grant.Token}); err != nil {
 		t.Fatal(err)
 	}
 	return false
@@ -110,14 +110,14 @@ func TestTheLockIsNamedLikeTheBuildKeyAndGivenBackAfterTheCommit(t *testing.T) {
 		o := newOrigin(0)
 		var during bool
 		c := newCache(w.T, w.instance(l, lock.Options{}), func(ctx context.Context, key string) (string, error) {
-			during = l.held(w.T, key)
+			during = l.held(ctx, w.T, key)
 			return o.load(ctx, key)
 		}, herdgate.Policy{})
 
 		get(w.T, c, "a")
 
-		if !during || l.held(w.T, "a") {
-			w.Errorf("held while the loader ran %v, and afterwards %v, want only the first", during, l.held(w.T, "a"))
+		if !during || l.held(w.Context(), w.T, "a") {
+			w.Errorf("held while the loader ran %v, and afterwards %v, want only the first", during, l.held(w.Context(), w.T, "a"))
 		}
 		if a, r := l.count("acquire test:b:things:{a}"), l.count("release test:b:things:{a}"); a != 1 || r != 1 {
 			w.Errorf("asked for the lock %d times and gave it back %d times, want once", a, r)
@@ -148,7 +148,7 @@ func TestALeaseIsNotTakenFromOneWithoutTheLock(t *testing.T) {
 		if s := without.Stats(); s.CommitsStored != 1 {
 			w.Errorf("the one without has stored %d values, want 1", s.CommitsStored)
 		}
-		if l.held(w.T, "a") {
+		if l.held(w.Context(), w.T, "a") {
 			w.Error("the lock is still held")
 		}
 	})
@@ -311,7 +311,7 @@ func TestAFailedLoadBacksOffWithALocker(t *testing.T) {
 		if loads != 1 {
 			w.Errorf("%d loads, want 1", loads)
 		}
-		if l.held(w.T, "a") {
+		if l.held(w.Context(), w.T, "a") {
 			w.Error("the lock is still held")
 		}
 	})
@@ -324,7 +324,7 @@ func TestALoaderThatPanicsLeavesNoLock(t *testing.T) {
 		if _, err := c.Get(w.Context(), "a"); err == nil {
 			w.Error("a panic gave a value")
 		}
-		if l.held(w.T, "a") {
+		if l.held(w.Context(), w.T, "a") {
 			w.Error("the lock is still held")
 		}
 	})
@@ -366,6 +366,7 @@ func TestALockerThatHangsAtAnUnlockKeepsNoValueBack(t *testing.T) {
 }
 
 func TestEachKeyOfABatchHasItsLock(t *testing.T) {
+	t.Parallel()
 	for _, together := range []bool{true, false} {
 		t.Run(fmt.Sprintf("one call of the loader %v", together), func(t *testing.T) {
 			onEachRedis(t, func(w *world) {
@@ -377,12 +378,12 @@ func TestEachKeyOfABatchHasItsLock(t *testing.T) {
 				}
 				var mu sync.Mutex
 				var loaded []string
-				load := func(_ context.Context, keys []string) (map[string]string, error) {
+				load := func(ctx context.Context, keys []string) (map[string]string, error) {
 					mu.Lock()
 					defer mu.Unlock()
 					values := map[string]string{}
 					for _, key := range keys {
-						if !l.held(w.T, key) {
+						if !l.held(ctx, w.T, key) {
 							w.Errorf("%s is loaded without its lock", key)
 						}
 						loaded = append(loaded, key)
@@ -427,7 +428,7 @@ func TestEachKeyOfABatchHasItsLock(t *testing.T) {
 				}
 				all.Wait()
 				for _, key := range keys {
-					if l.held(w.T, key) {
+					if l.held(w.Context(), w.T, key) {
 						w.Errorf("the lock of %s is still held", key)
 					}
 				}

@@ -38,8 +38,9 @@ type world struct {
 // locker, and in real time on a real one.
 func everywhere(t *testing.T, test func(w *world)) {
 	t.Helper()
-	onEachRedis(t, test)
-	if realLocks() == "" { // else what does not use them was run without
+	t.Parallel()
+	if realLocks() == "" { // else only what uses them is of interest
+		t.Run("virtual", func(t *testing.T) { virtually(t, test) })
 		t.Run("virtual with a locker", func(t *testing.T) {
 			virtually(t, func(w *world) {
 				w.locks = memlock.New()
@@ -47,15 +48,18 @@ func everywhere(t *testing.T, test func(w *world)) {
 			})
 		})
 	}
+	t.Run("real", func(t *testing.T) {
+		t.Parallel()
+		really(t, test)
+	})
 }
 
-// onEachRedis is everywhere for tests that bring a locker, or count what one changes.
+// onEachRedis is everywhere for tests that bring a locker of their own, or whose course a
+// locker would change.
 func onEachRedis(t *testing.T, test func(w *world)) {
 	t.Helper()
 	t.Parallel()
-	if realLocks() == "" {
-		t.Run("virtual", func(t *testing.T) { virtually(t, test) })
-	}
+	t.Run("virtual", func(t *testing.T) { virtually(t, test) })
 	t.Run("real", func(t *testing.T) {
 		t.Parallel()
 		really(t, test)

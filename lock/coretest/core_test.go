@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	_ "github.com/herdgate/herdgate" // go.mod must ask for what its tests need
 	"github.com/herdgate/herdgate/internal/testutil"
 )
 

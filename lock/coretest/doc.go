@@ -2,5 +2,3 @@
 // own: the same tests, compiled with another file in the place of locks_test.go. It is a
 // module of its own too, and holds only tests.
 package coretest
-
-import _ "github.com/herdgate/herdgate" // go.mod must ask for what its tests need

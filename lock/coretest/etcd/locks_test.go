@@ -10,7 +10,7 @@ import (
 )
 
 // openLocks opens the locks of a namespace in an etcd.
-func openLocks(addr, namespace string) (backend lock.Backend, closeLocks func() error, err error) {
+func openLocks(addr, namespace string) (backend lock.Backend, closeLocks func() error, err error) { //nolint:unused // the other tests of its package are those of the root
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()})
 	if err != nil {
 		return nil, nil, err
