@@ -53,7 +53,10 @@ func troubles() map[string]trouble {
 				stuck := server.Client(t, func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = -1, -1 })
 				var script sync.WaitGroup
 				script.Go(func() { _ = stuck.Eval(context.WithoutCancel(t.Context()), "while true do end", nil).Err() })
-				t.Cleanup(script.Wait)
+				t.Cleanup(func() { // also if nobody has killed the script
+					_ = stuck.Close()
+					script.Wait()
+				})
 			},
 			end: do("SCRIPT KILL"),
 		},
