@@ -33,7 +33,7 @@ func do(commands ...string) func(*testing.T, *testutil.Redis, *redis.Client) {
 		t.Helper()
 		for _, line := range commands {
 			var args []any
-			for _, word := range strings.Split(line, " ") { // an empty word is one, too
+			for word := range strings.SplitSeq(line, " ") { // an empty word is one, too
 				args = append(args, word)
 			}
 			if err := direct.Do(t.Context(), args...).Err(); err != nil {

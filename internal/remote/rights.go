@@ -142,7 +142,7 @@ func (s *Store) CheckRights(ctx context.Context, resends bool) error {
 
 // CheckKeys tries whether scripts may use the keys of a cache, in one step; those of its
 // tags, too, if it is tagged. Errors are as those of CheckRights.
-func (s *Store) CheckKeys(ctx context.Context, cache string, tagged bool) error {
+func (s *Store) CheckKeys(ctx context.Context, cache string, tagged bool) error { //nolint:revive // tagged is a property of the cache, not a way to work
 	v := s.Keys(cache, "").V
 	names := []string{v, s.Keys(cache, "").B, s.probeKey(v), s.generationKey(cache)}
 	patterns := []string{s.pattern("v", cache), s.pattern("b", cache), s.pattern("p", cache), s.generationKey(cache)}
