@@ -16,7 +16,7 @@ func TestTheOperationsPageExplainsEachCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	var listed []string
-	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z][A-Za-z]*[a-z])` \\| [^|]+ \\|").FindAllStringSubmatch(string(text), -1) { // not the codes of errors
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z][a-z][A-Za-z]*)` \\| [^|]+ \\|").FindAllStringSubmatch(string(text), -1) {
 		listed = append(listed, row[1])
 	}
 	var fields []string
@@ -25,6 +25,18 @@ func TestTheOperationsPageExplainsEachCount(t *testing.T) {
 	}
 	if !slices.Equal(listed, fields) {
 		t.Errorf("the page explains\n%q\nStats has\n%q", listed, fields)
+	}
+}
+
+func TestTheOperationsPageHasEachErrorThatIsTested(t *testing.T) {
+	text, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for code := range troubles() {
+		if !regexp.MustCompile("(?m)^\\| [^|]*`" + code + "`").Match(text) {
+			t.Errorf("the page does not say what becomes of %s", code)
+		}
 	}
 }
 

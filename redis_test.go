@@ -259,6 +259,11 @@ func TestOneCommandForARemoteHitAndFewForAMiss(t *testing.T) { // the cost table
 			herdgate.Policy{LocalTTL: herdgate.Off})
 		b := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Redis.AddHook(count) }), newOrigin(0).load,
 			herdgate.Policy{})
+		for _, c := range []*herdgate.Cache[string]{a, b} {
+			if _, _, err := c.Peek(w.Context(), "nothing"); err != nil { // the generation is known
+				w.Fatal(err)
+			}
+		}
 		for _, step := range []struct {
 			name string
 			most int64
