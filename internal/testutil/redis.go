@@ -228,7 +228,7 @@ func findTool(tb testing.TB, name string) string {
 	tb.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		tb.Fatalf("%s is not installed and these tests do not skip: run `make tools` first", name)
+		tb.Fatalf("%s is not installed, and nothing is skipped: `make tools` installs it", name)
 	}
 	return path
 }

@@ -55,7 +55,7 @@ func findPostgres(tb testing.TB, name string) string {
 	}
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name) // the pattern is good
 	if len(found) == 0 {
-		tb.Fatalf("%s is not installed and these tests do not skip: run `make tools` first", name)
+		tb.Fatalf("%s is not installed, and nothing is skipped: `make tools` installs it", name)
 	}
 	return found[len(found)-1]
 }

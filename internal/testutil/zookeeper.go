@@ -23,7 +23,7 @@ func StartZooKeeper(tb testing.TB, servers int) []*Server {
 	const jar, conf = "/usr/share/java/zookeeper.jar", "/etc/zookeeper/conf_example"
 	for _, path := range []string{jar, conf} {
 		if _, err := os.Stat(path); err != nil {
-			tb.Fatalf("%v: zookeeper is not installed and these tests do not skip: run `make tools` first", err)
+			tb.Fatalf("%v: zookeeper is not installed, and nothing is skipped: `make tools` installs it", err)
 		}
 	}
 	java := findTool(tb, "java")
