@@ -16,14 +16,15 @@ type held struct {
 	engine  *Engine // that it was acquired by, nil by Hold; set before anybody else sees it, as is shared
 	shared  bool
 	since   time.Time     // before the request that got the grant was sent
-	watched chan struct{} // closed when the watchdog has returned
-	ended   chan struct{} // closed when err is set
+	next    time.Time     // when the watchdog renews it; the watchdog's alone
+	watched chan struct{} // closed when the watchdog has run for the last time
 
-	mu       sync.Mutex // protects the fields below; never held during a call of the backend or the monitor
-	leases   []*Lease   // those that have not ended
-	deadline time.Time  // only moves forward
-	err      error      // why it ended, nil while it is held; set once
-	lastErr  error      // of the last renewal, nil if it succeeded
+	mu       sync.Mutex  // protects the fields below; never held during a call of the backend or the monitor
+	leases   []*Lease    // those that have not ended
+	deadline time.Time   // only moves forward
+	err      error       // why it ended, nil while it is held; set once
+	lastErr  error       // of the last renewal, nil if it succeeded
+	timer    *time.Timer // starts the watchdog, nil before there is one
 
 	unlocking chan struct{} // of one place, protects the fields below; no mutex, because a release takes time in it
 	settled   bool          // the store has answered a release
@@ -90,40 +91,51 @@ func (h *held) release(ctx context.Context) error {
 	}
 }
 
-// watch is the watchdog.
+// watch starts the watchdog. It is a timer that runs look in a goroutine: most leases end before it is due, and then never
+// have that goroutine.
 func (h *held) watch(ctx context.Context) {
-	defer close(h.watched)
-	renewing := h.opts.Watchdog != Off
-	next := h.since.Add(h.opts.Watchdog)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		wake := h.until()
-		if renewing && next.Before(wake) {
-			wake = next
-		}
-		timer.Reset(time.Until(wake))
-		select {
-		case <-h.ended:
-			return
-		case <-timer.C:
-		}
-		// The deadline comes first: after a freeze both are overdue, and then the lock may be somebody else's.
-		if h.end(nil) != nil {
-			return
-		}
-		if !renewing || time.Now().Before(next) {
-			continue // Extend has moved the deadline
-		}
-		// With these fractions a store that was out of reach for half a TTL from the first renewal on, in the worst way,
-		// not answering, is asked again before the deadline: 1/3 + 1/2 + 1/10 + 1/40 < 0.96.
-		limit := min(h.opts.CallTimeout, h.opts.TTL/10, time.Until(h.until()))
-		sentAt := time.Now()
-		if err := h.renew(ctx, h.opts.TTL, limit); err == nil {
-			next = sentAt.Add(h.opts.Watchdog)
-		} else {
-			next = time.Now().Add(jitter(h.opts.TTL / 40))
-		}
+	h.next = h.since.Add(h.opts.Watchdog)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.timer = time.AfterFunc(h.due(), func() { h.look(ctx) })
+}
+
+// due is the time until the watchdog has something to do. The caller has mu.
+func (h *held) due() time.Duration {
+	if h.opts.Watchdog != Off && h.next.Before(h.deadline) {
+		return time.Until(h.next)
+	}
+	return time.Until(h.deadline)
+}
+
+// look renews the lock if it is time, or ends the hold, and sets the timer for the next time.
+func (h *held) look(ctx context.Context) {
+	h.mind(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err != nil {
+		close(h.watched) // end has found the timer fired
+		return
+	}
+	h.timer.Reset(h.due())
+}
+
+func (h *held) mind(ctx context.Context) {
+	// The deadline comes first: after a freeze both are overdue, and then the lock may be somebody else's.
+	if h.end(nil) != nil {
+		return
+	}
+	if h.opts.Watchdog == Off || time.Now().Before(h.next) {
+		return // Extend has moved the deadline
+	}
+	// With these fractions a store that was out of reach for half a TTL from the first renewal on, in the worst way,
+	// not answering, is asked again before the deadline: 1/3 + 1/2 + 1/10 + 1/40 < 0.96.
+	limit := min(h.opts.CallTimeout, h.opts.TTL/10, time.Until(h.until()))
+	sentAt := time.Now()
+	if err := h.renew(ctx, h.opts.TTL, limit); err == nil {
+		h.next = sentAt.Add(h.opts.Watchdog)
+	} else {
+		h.next = time.Now().Add(jitter(h.opts.TTL / 40))
 	}
 }
 
@@ -195,7 +207,9 @@ func (h *held) end(err error) error {
 		return nil
 	}
 	h.err = err
-	close(h.ended)
+	if h.timer.Stop() {
+		close(h.watched) // else look does it, which runs or is about to
+	}
 	var cancels []context.CancelCauseFunc
 	for _, l := range h.leases {
 		cancels = append(cancels, l.finish(err)...)

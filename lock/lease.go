@@ -10,8 +10,8 @@ import (
 
 // Lease is a lock that is held, until Unlock, Stop, or its loss. Its methods may be called concurrently.
 //
-// One goroutine a lock, the watchdog, renews it and ends it at its deadline. Unlock and Stop wait for that goroutine;
-// a lease that gets neither is renewed until MaxHold.
+// The watchdog of each lock, which runs when it is due, renews it and ends it at its deadline. Unlock and Stop end that, and
+// wait for it if it runs; a lease that gets neither is renewed until MaxHold.
 type Lease struct {
 	held *held
 	done chan struct{} // closed when err is set
@@ -31,7 +31,6 @@ func Hold(ctx context.Context, backend Backend, claim Claim, sentAt time.Time, o
 		opts:      opts.withDefaults(),
 		since:     sentAt,
 		watched:   make(chan struct{}),
-		ended:     make(chan struct{}),
 		unlocking: make(chan struct{}, 1),
 	}
 	l := h.lease()
@@ -39,12 +38,11 @@ func Hold(ctx context.Context, backend Backend, claim Claim, sentAt time.Time, o
 		l.err = fmt.Errorf("%w: %q: %w", ErrLost, claim.Name, err)
 		h.err = l.err
 		close(l.done)
-		close(h.ended)
 		close(h.watched)
 		return l
 	}
 	h.deadline = h.bounded(sentAt.Add(opts.TTL - opts.drift(opts.TTL)))
-	go h.watch(context.WithoutCancel(ctx))
+	h.watch(context.WithoutCancel(ctx))
 	return l
 }
 
