@@ -109,6 +109,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	var all []row
+	var failed error
 	for _, p := range places() {
 		var here []kind
 		for _, k := range c.kinds {
@@ -121,7 +122,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		rows, err := c.measureAt(ctx, p, here, stderr)
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", p.name, err))
+		}
+		if ctx.Err() != nil {
+			return failed
 		}
 		if err := c.print(stdout, rows); err != nil {
 			return err
@@ -129,7 +133,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		all = append(all, rows...)
 	}
 	if c.check {
-		return check(all, stderr)
+		failed = errors.Join(failed, check(all, stderr))
 	}
-	return nil
+	return failed
 }

@@ -2,12 +2,17 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"io"
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/herdgate/herdgate/bench/internal/rig"
 )
 
 // Libraries of peers start goroutines when they are linked, before any test.
@@ -52,6 +57,32 @@ func TestAServerThatIsNotInstalledLeavesItsLocksOut(t *testing.T) {
 	}
 	if !strings.Contains(stderr, "etcd is left out: etcd is not installed") {
 		t.Errorf("nothing says that etcd is left out:\n%s", stderr)
+	}
+}
+
+// freely is a lock that excludes nobody.
+func freely(context.Context) (unlock func(context.Context) error, err error) {
+	return func(context.Context) error { return nil }, nil
+}
+
+func TestALockThatTwoHoldIsLeftOutAndTheOthersAreMeasured(t *testing.T) {
+	memory := kinds()[0]
+	broken := memory
+	broken.name = "broken"
+	broken.open = func(_ context.Context, _ *rig.Host, _ []string, n int) ([]contender, error) {
+		return repeat(n, freely), nil
+	}
+	c := config{duration: time.Millisecond, hold: time.Millisecond, contenders: []int{1, 2}}
+	rows, err := c.measureAt(t.Context(), places()[0], []kind{broken, memory}, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "broken is left out, from 2 contenders, wave, on: two held the lock") {
+		t.Errorf("got error %v, want one that tells what is wrong with the lock", err)
+	}
+	var names []string
+	for _, r := range rows {
+		names = append(names, r.Lock+" "+r.Measure)
+	}
+	if got, want := strings.Join(names, ", "), "broken alone, memlock alone, memlock wave, memlock greedy"; got != want {
+		t.Errorf("rows are %s, want %s", got, want)
 	}
 }
 

@@ -50,6 +50,7 @@ type side struct {
 	latency *rig.Latency
 	got     []atomic.Int64 // locks, by contender
 	rounds  []round
+	err     error // why it is measured no more
 }
 
 // begin forgets what was measured before.
@@ -135,7 +136,8 @@ func greedy(ctx context.Context, s *side, d, hold time.Duration) (round, error) 
 }
 
 // interleave lets the sides take turns, round by round: whatever disturbs the machine
-// disturbs them alike. The first round warms up.
+// disturbs them alike. The first round warms up. A side that fails is left out from
+// then on; the error is ctx's.
 func (m measure) interleave(ctx context.Context, sides []*side, d, hold time.Duration) error {
 	for n := range m.rounds + 1 {
 		if n <= 1 {
@@ -144,19 +146,25 @@ func (m measure) interleave(ctx context.Context, sides []*side, d, hold time.Dur
 			}
 		}
 		for i := range sides {
-			s := sides[(n+i)%len(sides)]
-			r, err := m.take(ctx, s, d/time.Duration(m.rounds), hold)
-			if err != nil {
-				return fmt.Errorf("%s, %s: %w", s.name, m.name, err)
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
 			}
-			s.rounds = append(s.rounds, r)
+			s := sides[(n+i)%len(sides)]
+			if s.err != nil {
+				continue
+			}
+			var r round
+			if r, s.err = m.take(ctx, s, d/time.Duration(m.rounds), hold); s.err == nil {
+				s.rounds = append(s.rounds, r)
+			}
 		}
 	}
 	return nil
 }
 
-// measureAt measures kinds that are kept at a place. It returns no rows, and says why, if
-// the place cannot be had.
+// measureAt measures kinds that are kept at a place. There are no rows, and stderr says why, if
+// the place cannot be had. The error tells of each lock that failed; the others have their
+// rows.
 func (c config) measureAt(ctx context.Context, p place, here []kind, stderr io.Writer) (rows []row, err error) {
 	h := rig.NewHost(context.WithoutCancel(ctx))
 	defer func() { err = errors.Join(err, h.Close()) }()
@@ -168,23 +176,30 @@ func (c config) measureAt(ctx context.Context, p place, here []kind, stderr io.W
 	for _, n := range c.contenders {
 		var sides []*side
 		for _, k := range here {
-			contenders, err := k.open(ctx, h, addrs, n)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", k.name, err)
-			}
-			sides = append(sides, &side{kind: k, contenders: contenders})
+			s := &side{kind: k}
+			s.contenders, s.err = k.open(ctx, h, addrs, n)
+			sides = append(sides, s)
 		}
 		for _, m := range measures(n) {
 			_, _ = fmt.Fprintf(stderr, "locks: %s, %d contenders, %s\n", p.name, n, m.name)
-			if err := m.interleave(ctx, sides, c.duration, c.hold); err != nil {
-				return nil, err
+			if ctxErr := m.interleave(ctx, sides, c.duration, c.hold); ctxErr != nil {
+				return nil, ctxErr
 			}
+			var good []*side
+			for _, s := range sides {
+				if s.err != nil {
+					err = errors.Join(err, fmt.Errorf("%s is left out, from %d contenders, %s, on: %w", s.name, n, m.name, s.err))
+					continue
+				}
+				good = append(good, s)
+			}
+			sides = good
 			for _, s := range sides {
 				rows = append(rows, s.row(m, sides))
 			}
 		}
 	}
-	return rows, nil
+	return rows, err
 }
 
 // row is what was measured of s, beside the peers among all.
