@@ -303,6 +303,11 @@ func (b *breaker) probed(ctx context.Context) bool {
 		return true
 	case judge(err) != verdictAnswer:
 		if b.failures > 0 || b.down.Load() != nil {
+			if cluster, ok := b.store.rdb.(*redis.ClusterClient); ok {
+				// The keys may have another master by now. Of commands that only time out
+				// the client would not ask.
+				cluster.ReloadState(ctx)
+			}
 			return false
 		}
 	case b.down.Load() != nil:
