@@ -133,11 +133,14 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 	}
 	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
 	g.store.AwaitReplicas(options.ReplicaWait)
+	if options.ResendWindow != Off {
+		g.store.WatchMasters()
+	}
 	g.store.OnHealth(g.health)
 	g.store.SetWall(wall)
 	err = g.store.Load(ctx)
 	if err == nil {
-		err = g.store.CheckRights(ctx, options.ResendWindow != Off)
+		err = g.store.CheckRights(ctx)
 	}
 	if remote.Rejected(err) {
 		_ = g.store.Wait(ctx) // its probes

@@ -466,7 +466,11 @@ func (c *Cache[V]) buildMany(p *plan[V], granted []*member[V], shared *loadSlot)
 	asking.Wait()
 	ms := make([]*member[V], 0, len(granted))
 	for i, m := range granted {
-		if r, needless, err := c.needless(m.f, m.a, taken[i]); needless {
+		r, needless, err := c.needless(m.f, m.a)
+		if taken[i] {
+			needless, err = true, errRestart
+		}
+		if needless {
 			m.release(shared)
 			c.finish(m.f, m.keys, c.finishing(m.key, m.a, p, remote.Finish{State: remote.FinishNothing}))
 			c.unlockOuter(m.f, m.a.outer)

@@ -167,8 +167,11 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition[V], p *pl
 			c.finish(f, keys, c.panicked(f.Key(), a, p))
 		}
 	}()
-	taken := c.doubtful(f) && c.taken(f, c.gate.store.Leases(), a, p)
-	if r, needless, err := c.needless(f, a, taken); needless {
+	r, needless, err := c.needless(f, a)
+	if !needless && c.doubtful(f) && c.taken(f, c.gate.store.Leases(), a, p) {
+		needless, err = true, errRestart
+	}
+	if needless {
 		slot.release()
 		c.finish(f, keys, c.finishing(f.Key(), a, p, remote.Finish{State: remote.FinishNothing}))
 		settled = true
@@ -177,20 +180,15 @@ func (c *Cache[V]) build(f *flight[V], keys remote.Keys, a acquisition[V], p *pl
 	lease := c.hold(f, c.gate.store.Leases(), a, p)
 	got := c.run(f, p, a.old.cp, lease, slot)
 	lease.stop()
-	r, err := c.conclude(f, keys, a, p, got)
+	r, err = c.conclude(f, keys, a, p, got)
 	settled = true
 	return r, err
 }
 
-// needless is the result of a flight that was granted the lease and does not need it any
-// more, or has it no more.
-func (c *Cache[V]) needless(f *flight[V], a acquisition[V], taken bool) (r Result[V], needless bool, err error) {
+// needless is the result of a flight that has the lease and does not need it any more.
+func (c *Cache[V]) needless(f *flight[V], a acquisition[V]) (r Result[V], needless bool, err error) {
 	if f.Context().Err() != nil {
 		return r, true, context.Cause(f.Context())
-	}
-	if taken {
-		c.events.emit(Event{Kind: EventLeaseRevoked, Key: f.Key()})
-		return r, true, errRestart
 	}
 	if c.gate.store == nil {
 		// Without Redis the copy is the entry: one that the flight before stored
@@ -211,7 +209,11 @@ func (c *Cache[V]) doubtful(f *flight[V]) bool { return c.gate.store != nil && f
 // would overlap its successor and not be told (I1).
 func (c *Cache[V]) taken(f *flight[V], leases lock.Backend, a acquisition[V], p *plan[V]) bool {
 	err := leases.Renew(context.WithoutCancel(f.Context()), a.claim, p.policy.LockTTL)
-	return errors.Is(err, lock.ErrNotHeld)
+	if !errors.Is(err, lock.ErrNotHeld) {
+		return false
+	}
+	c.events.emit(Event{Kind: EventLeaseRevoked, Key: f.Key()})
+	return true
 }
 
 // conclude ends a lease by what its loader has returned.

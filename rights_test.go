@@ -243,7 +243,7 @@ func TestRightsAreCheckedInOneStepThatChangesNothing(t *testing.T) {
 	}
 	before := changes()
 	steps.n.Store(0)
-	if err := errors.Join(store.CheckRights(t.Context(), true), store.CheckKeys(t.Context(), "things", true)); err != nil {
+	if err := errors.Join(store.CheckRights(t.Context()), store.CheckKeys(t.Context(), "things", true)); err != nil {
 		t.Error(err)
 	}
 	if n := steps.n.Load(); n != 2 {

@@ -19,6 +19,10 @@ var ErrNotReplicated = errors.New("herdgate: a change is not on enough replicas"
 // it before the first command.
 func (s *Store) AwaitReplicas(n int) { s.replicas = n }
 
+// WatchMasters says that the [Bus] will ask who the masters are. Call it before the first
+// command.
+func (s *Store) WatchMasters() { s.watchesMasters = true }
+
 // runChange is [script.run] of a change, followed by a WAIT where replicas are to have it:
 // on the same connection, since WAIT is about what its own has written. An error that
 // matches ErrNotReplicated comes with the reply.

@@ -94,9 +94,8 @@ const nothing = "return 0"
 
 // CheckRights tries the commands that the store sends, on one key of each master, in one
 // step. A *DeniedError names those that the server denies; any other error says nothing
-// of the rights. SUBSCRIBE is left to the [Bus], which has a connection for it; resends
-// says that it will ask who the masters are.
-func (s *Store) CheckRights(ctx context.Context, resends bool) error {
+// of the rights. SUBSCRIBE is left to the [Bus], which has a connection for it.
+func (s *Store) CheckRights(ctx context.Context) error {
 	all := s.namespace + ":*"
 	var l lacking
 	_, err := guarded(ctx, route{&s.server, ""}, ordinary, func(ctx context.Context) (struct{}, error) {
@@ -109,7 +108,7 @@ func (s *Store) CheckRights(ctx context.Context, resends bool) error {
 			verb, what = "evalsha", *hash
 		}
 		info := ""
-		if resends {
+		if s.watchesMasters {
 			info = "info"
 		}
 		pipe := s.rdb.Pipeline()

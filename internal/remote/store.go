@@ -20,21 +20,22 @@ import (
 // Store speaks the protocol of one namespace over one client. Every call is
 // bounded by the store's timeout whatever the client does. Safe for concurrent use.
 type Store struct {
-	rdb       redis.UniversalClient
-	namespace string
-	instance  string
-	channel   string // the bus
-	timeout   time.Duration
-	replicas  int                // that a change waits for
-	start     time.Time          // a reading with a monotonic part; what the clocks count from
-	wall      func() time.Time   // the wall clock, which nothing is timed by: see apart
-	silent    error              // ErrNoAnswer, with the timeout
-	asking    singleflight.Group // for the server's time
-	acquire   *script
-	renew     *script
-	commit    *script
-	finish    *script
-	change    *script
+	rdb            redis.UniversalClient
+	namespace      string
+	instance       string
+	channel        string // the bus
+	timeout        time.Duration
+	replicas       int                // that a change waits for
+	watchesMasters bool               // the bus asks who they are
+	start          time.Time          // a reading with a monotonic part; what the clocks count from
+	wall           func() time.Time   // the wall clock, which nothing is timed by: see apart
+	silent         error              // ErrNoAnswer, with the timeout
+	asking         singleflight.Group // for the server's time
+	acquire        *script
+	renew          *script
+	commit         *script
+	finish         *script
+	change         *script
 
 	generation *script
 	tags       *script

@@ -16,7 +16,7 @@ import (
 )
 
 // DefaultNodeTimeout is how long a Redlock waits for a node, unless its options say otherwise.
-const DefaultNodeTimeout = 50 * time.Millisecond
+const DefaultNodeTimeout = 200 * time.Millisecond
 
 // splitRetry is the RetryAfter of a vote that nobody won: at once, and the engine adds its jitter.
 const splitRetry = time.Millisecond
