@@ -18,6 +18,8 @@ import (
 
 	"github.com/herdgate/herdgate/examples/internal/stores"
 	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/memlock"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -153,6 +155,29 @@ func TestTheFenceIsRaisedBeforeTheStockIsRead(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// release is a store of locks that answers each release with err.
+type release struct {
+	*memlock.Backend
+	err error
+}
+
+func (r release) Release(context.Context, lock.Claim) error { return r.err }
+
+func TestAnOrderStandsIfItsUnlockGetsNoAnswerButNotIfTheLockWasLost(t *testing.T) {
+	noAnswer := errors.New("no answer")
+	for answer, want := range map[error]error{noAnswer: nil, lock.ErrNotHeld: lock.ErrNotHeld} {
+		locks, err := lock.New(release{memlock.New(), answer}, lock.Options{CallTimeout: 10 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &shop{locks: locks, name: "item"}
+		err = s.holding(t.Context(), order{}, func(context.Context, *lock.Lease, order) error { return nil })
+		if !errors.Is(err, want) {
+			t.Errorf("the release is answered by %q: got %v, want %v", answer, err, want)
+		}
 	}
 }
 

@@ -19,6 +19,9 @@ import (
 // luaLife is how long the items of a sale are kept in Redis, if nobody cleans up.
 const luaLife = time.Hour
 
+// callTimeout is five times the default: here the buyers, the embedded Redis and the embedded database have one process.
+const callTimeout = 5 * time.Second
+
 func makeTables(ctx context.Context, db *stores.DB) error {
 	for _, table := range []string{
 		`CREATE TABLE IF NOT EXISTS flashsale_stock (sale BIGINT PRIMARY KEY, stock BIGINT NOT NULL, version BIGINT NOT NULL, fence BIGINT NOT NULL)`,
@@ -38,7 +41,7 @@ func open(ctx context.Context, world *stores.Stores, items int, pause time.Durat
 		return err
 	}
 	defer backend.Close()
-	locks, err := lock.New(backend, lock.Options{})
+	locks, err := lock.New(backend, lock.Options{CallTimeout: callTimeout})
 	if err != nil {
 		return err
 	}

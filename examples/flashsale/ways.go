@@ -84,8 +84,10 @@ func (s *shop) holding(ctx context.Context, o order, f func(ctx context.Context,
 		return err
 	}
 	err = f(lease.Context(ctx), lease, o)
-	if unlocked := lease.Unlock(ctx); err == nil {
-		err = unlocked // if it was lost before the end, nobody knows what the others did
+	// If it was lost before the end, nobody knows what the others did. Without an answer to the release the order stands
+	// all the same: the lock is free when its TTL has passed.
+	if unlocked := lease.Unlock(ctx); err == nil && errors.Is(unlocked, lock.ErrNotHeld) {
+		err = unlocked
 	}
 	return err
 }
