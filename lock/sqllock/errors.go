@@ -18,7 +18,11 @@ const (
 	transient             // nothing was done, and the next try may do it: a deadlock, a serialization failure, a busy file
 	waited                // nothing was done, because another transaction has locked the row
 	duplicate             // nothing was done, because another session did it at the same time
+	missing               // nothing was done, because there is no such table
 )
+
+// noTable is what SQLite says.
+const noTable = "no such table"
 
 // classify looks at what the drivers have in common, as no driver is imported here: PostgreSQL's have a method SQLState,
 // SQLite's in Go a method Code. The number of a MySQL error is in a field, which only its own type could read, and at the
@@ -32,6 +36,8 @@ func classify(err error) kind {
 			return waited
 		case "23505", "42P07": // unique_violation, duplicate_table
 			return duplicate
+		case "42P01": // undefined_table
+			return missing
 		}
 		return failed
 	}
@@ -39,6 +45,9 @@ func classify(err error) kind {
 		switch e.Code() & 0xff { // the rest says more exactly what it was
 		case 5, 6: // SQLITE_BUSY, SQLITE_LOCKED
 			return transient
+		}
+		if strings.Contains(err.Error(), noTable) { // its code is that of many errors
+			return missing
 		}
 		return failed
 	}
@@ -54,8 +63,13 @@ func classify(err error) kind {
 			return transient
 		case 1205, 3572: // ER_LOCK_WAIT_TIMEOUT, ER_LOCK_NOWAIT
 			return waited
+		case 1146: // ER_NO_SUCH_TABLE
+			return missing
 		}
 		return failed
+	}
+	if strings.Contains(innermost, noTable) {
+		return missing
 	}
 	if strings.Contains(innermost, "database is locked") || strings.Contains(innermost, "database table is locked") {
 		return transient // another driver of SQLite

@@ -18,13 +18,16 @@ func TestErrorsOfDriversAreKnownByWhatTheyHaveInCommon(t *testing.T) {
 		{&pgconn.PgError{Code: "40001"}, transient},
 		{&pgconn.PgError{Code: "55P03"}, waited},
 		{&pgconn.PgError{Code: "23505"}, duplicate},
+		{&pgconn.PgError{Code: "42P01"}, missing},
 		{&pgconn.PgError{Code: "42601", Message: "Error 1213"}, failed},
 		{&mysql.MySQLError{Number: 1213, SQLState: [5]byte([]byte("40001")), Message: "Deadlock found"}, transient},
 		{&mysql.MySQLError{Number: 1213}, transient},
 		{&mysql.MySQLError{Number: 1205}, waited},
 		{&mysql.MySQLError{Number: 3572}, waited},
+		{&mysql.MySQLError{Number: 1146}, missing},
 		{&mysql.MySQLError{Number: 1064, Message: "database is locked"}, failed},
 		{errors.New("database is locked"), transient},
+		{errors.New("no such table: herdgate_locks"), missing},
 		{errors.New("no route to host"), failed},
 	} {
 		for _, err := range []error{test.err, fmt.Errorf("traced: %w", test.err)} {

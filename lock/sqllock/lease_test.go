@@ -36,6 +36,16 @@ func (t on) tablesAreMadeTogether() {
 	wg.Wait()
 }
 
+func (t on) noTable() {
+	db := t.d.open(t, "")
+	backend, err := sqllock.New(db, sqllock.Options{Dialect: t.d.dialect, Table: "forgotten"})
+	must(t, err)
+	_, err = backend.Acquire(t.Context(), lock.Request{Name: "job", Owner: "a", TTL: time.Second})
+	if err == nil || !strings.Contains(err.Error(), "forgotten") || !strings.Contains(err.Error(), "must be made by CreateTable") {
+		t.Errorf("got %v, want the table's name and how to make it", err)
+	}
+}
+
 func (t on) otherTables() {
 	db := t.d.open(t, "")
 	table := map[sqllock.Dialect]string{

@@ -123,15 +123,19 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 	return lock.Grant{Token: uint64(token)}, nil
 }
 
-// refusal makes what look found, or a row that is locked, a ContendedError.
-func (*Backend) refusal(name string, err error) error {
+// refusal makes what look found, or a row that is locked, a ContendedError. If there is no table it says how to make one.
+func (b *Backend) refusal(name string, err error) error {
 	if held := (*heldError)(nil); errors.As(err, &held) {
 		return &lock.ContendedError{Name: name, RetryAfter: held.left}
 	}
-	if classify(err) == waited {
+	switch classify(err) {
+	case waited:
 		return &lock.ContendedError{Name: name}
+	case missing:
+		return fmt.Errorf("sqllock: there is no table %s: must be made by CreateTable, or by Schema in a migration: %w", b.table, err)
+	default:
+		return err
 	}
-	return err
 }
 
 // heldError says that somebody else holds the lock.

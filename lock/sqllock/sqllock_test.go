@@ -110,6 +110,7 @@ func run(t *testing.T, d database) {
 		locktest.Run(t, func(testing.TB) lock.Backend { return backend })
 	})
 	everywhere := map[string]func(on){
+		"a table that is not there is named":                      on.noTable,
 		"several make the table at a time":                        on.tablesAreMadeTogether,
 		"a table of another name, in a schema too":                on.otherTables,
 		"tokens go on rising when rows were pruned":               on.tokensRiseOverPrune,
