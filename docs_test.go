@@ -64,9 +64,9 @@ func flat(code string) string {
 	return b.String()
 }
 
-func TestTheCodeOfTheGuideIsThatOfTheExamples(t *testing.T) {
+func TestTheCodeOfTheGuidesIsThatOfTheExamples(t *testing.T) {
 	var examples strings.Builder
-	for _, pattern := range []string{"*example*_test.go", "*/*example*_test.go"} {
+	for _, pattern := range []string{"*example*_test.go", "*/*example*_test.go", "*/*/*example*_test.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -79,7 +79,7 @@ func TestTheCodeOfTheGuideIsThatOfTheExamples(t *testing.T) {
 			examples.WriteString(flat(string(text)))
 		}
 	}
-	for _, block := range readDocument(t, "docs/guide.md").blocks {
+	for _, block := range append(readDocument(t, "docs/guide.md").blocks, readDocument(t, "docs/locks.md").blocks...) {
 		language, code, _ := strings.Cut(block, "\n")
 		if language != "go" {
 			continue

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite" // any driver will do
 
 	"github.com/herdgate/herdgate/lock"
@@ -54,6 +56,35 @@ func Example() {
 		fmt.Println(err)
 	}
 	// Output: by somebody else: true
+}
+
+// A job that one instance of the service runs, with a lock in the database of its pgx pool.
+func Example_job() { //nolint:testableexamples // it needs a PostgreSQL
+	start := func(ctx context.Context, pool *pgxpool.Pool) (*lock.Engine, error) {
+		backend, err := sqllock.New(stdlib.OpenDBFromPool(pool), sqllock.Options{Dialect: sqllock.PostgreSQL})
+		if err != nil {
+			return nil, err
+		}
+		if err := backend.CreateTable(ctx); err != nil { // or put backend.Schema() into a migration
+			return nil, err
+		}
+		return lock.New(backend, lock.Options{})
+	}
+	nightly := func(ctx context.Context, locks *lock.Engine, report func(context.Context) error) error {
+		lease, err := locks.TryLock(ctx, "nightly-report")
+		switch {
+		case errors.Is(err, lock.ErrNotAcquired):
+			return nil // another instance is at it
+		case err != nil:
+			return err // the database could not be asked
+		}
+		err = report(lease.Context(ctx)) // a context that ends when the lease is lost
+		if unlocked := lease.Unlock(ctx); errors.Is(unlocked, lock.ErrNotHeld) {
+			err = errors.Join(err, unlocked) // another instance may have begun meanwhile
+		}
+		return err
+	}
+	_, _ = start, nightly
 }
 
 // What the lock protects is in the same database, so a transaction can make sure that it commits only as the holder.
