@@ -17,7 +17,7 @@ type node struct {
 // newNodes names the nodes, or tells why a lock must not be kept on them.
 func newNodes(clients []redis.UniversalClient) ([]node, error) {
 	if n := len(clients); n < 3 || n%2 == 0 {
-		return nil, fmt.Errorf("redislock: there are %d nodes: must be an odd number of at least 3", n)
+		return nil, fmt.Errorf("redislock: the number of nodes is %d: must be odd and at least 3", n)
 	}
 	nodes := make([]node, len(clients))
 	places := make(map[any]int) // of clients and addresses

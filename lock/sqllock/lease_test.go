@@ -90,10 +90,10 @@ func (t on) tokensRiseOverPrune() {
 	}
 	last := get("a")
 	age(t, db, 2*time.Hour, "pruned")
-	n, err := backend.Prune(t.Context(), time.Hour)
+	_, err := backend.Prune(t.Context(), time.Hour) // or another test's at the same time
 	must(t, err)
-	if n < 1 || rows(t, db, "name = 'pruned'") != 0 {
-		t.Errorf("%d rows were pruned, want this one too", n)
+	if rows(t, db, "name = 'pruned'") != 0 {
+		t.Error("its row was not pruned")
 	}
 	if next := get("b"); next <= last {
 		t.Errorf("token %d after %d and a prune", next, last)
