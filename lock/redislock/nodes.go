@@ -63,6 +63,7 @@ type answer struct {
 // poll is what the nodes answered.
 type poll struct {
 	yes, no, silent []answer
+	left            int // of the silent, those whose calls are still under way
 }
 
 func (p *poll) add(a answer) {
@@ -137,6 +138,7 @@ func (*Redlock) collect(ctx context.Context, limit time.Duration, answers <-chan
 			why = ctx.Err()
 		}
 	}
+	p.left = len(pending)
 	for _, n := range pending {
 		p.add(answer{node: n, err: why})
 	}

@@ -57,7 +57,8 @@ type RedlockOptions struct {
 // once, where they divide the votes: with 8 waiters and more that was slower than polling.
 //
 // A node that did not answer in time may still give its vote afterwards. Release and the undoing of a failed request go to
-// every node, and reach most of those; what comes even later blocks that one node for a TTL, never the lock.
+// every node, the latter once more when the call has ended, and reach most of those; what comes even later blocks that one
+// node for a TTL, never the lock.
 type Redlock struct {
 	opts    RedlockOptions
 	keys    keys
@@ -164,7 +165,9 @@ func (r *Redlock) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 	defer r.calls.Done()
 
 	began, number := time.Now(), r.numbers.Add(1)
-	p := r.ask(ctx, r.nodes, r.voter(req.Name, req.Owner, req.TTL, number, r.opts.RestartDelay))
+	limit := r.limit(ctx)
+	votes := r.send(ctx, limit, r.nodes, r.voter(req.Name, req.Owner, req.TTL, number, r.opts.RestartDelay))
+	p := r.collect(ctx, limit, votes, r.nodes)
 	var err error
 	switch took := time.Since(began); {
 	case len(p.yes) >= r.quorum() && took < req.TTL:
@@ -176,7 +179,7 @@ func (r *Redlock) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 	default:
 		err = r.undecided(p)
 	}
-	r.undo(ctx, p, req, number)
+	r.undo(ctx, p, votes, req, number)
 	return lock.Grant{}, err
 }
 
@@ -223,12 +226,19 @@ func (r *Redlock) retryAfter(p poll) time.Duration {
 }
 
 // undo gives back what a request that failed was given. It waits for the nodes that are known to have given something:
-// those that did not answer are told as well, but not waited for a second time.
-func (r *Redlock) undo(ctx context.Context, p poll, req lock.Request, number uint64) {
+// those that did not answer are told as well, but not waited for a second time. A caller that gives up leaves votes under
+// way, which may overtake what takes them back: those nodes are told again when their calls, votes, have ended.
+func (r *Redlock) undo(ctx context.Context, p poll, votes <-chan answer, req lock.Request, number uint64) {
 	give := r.releaser(lock.Claim{Name: req.Name, Owner: req.Owner, Token: number})
 	limit := r.limit(ctx)
 	ctx = context.WithoutCancel(ctx)
 	r.send(ctx, limit, nodesOf(p.silent), give)
+	for range p.left {
+		r.calls.Go(func() {
+			late := <-votes
+			r.send(ctx, limit, []node{late.node}, give)
+		})
+	}
 	r.collect(ctx, limit, r.send(ctx, limit, nodesOf(p.yes), give), nodesOf(p.yes))
 }
 

@@ -378,6 +378,50 @@ func TestAnUndoOfARedlockThatComesLateTakesNothingFromALaterRequest(t *testing.T
 	}
 }
 
+func TestARedlockWhoseCallerGaveUpWhileTheNodesVotedIsGivenBack(t *testing.T) {
+	nodes := startQuintet(t)
+	scripts := testutil.Command("evalsha", "eval")
+	undo := func(request []byte) bool { // its last word is the name of the lock
+		return scripts(request) && slices.Contains(testutil.Words(request), "job")
+	}
+	vote := func(request []byte) bool { return scripts(request) && !undo(request) }
+	var clients []redis.UniversalClient
+	var votes, undone []*atomic.Int64
+	var letGo []func()
+	for _, node := range nodes {
+		proxy := testutil.NewProxy(t, node.Addr())
+		clients = append(clients, testutil.NewClient(t, proxy.Addr()))
+		votes = append(votes, proxy.Count(vote))
+		undone = append(undone, proxy.Count(undo))
+		letGo = append(letGo, proxy.HoldRequests(vote, 1))
+	}
+	backend := newRedlock(t, clients, redislock.RedlockOptions{})
+	ctx, cancel := context.WithCancel(t.Context())
+	gaveUp := make(chan error, 1)
+	go func() {
+		_, err := backend.Acquire(ctx, lock.Request{Name: "job", Owner: "a", TTL: endless})
+		gaveUp <- err
+	}()
+	everywhere := func(counts []*atomic.Int64) func() bool {
+		return func() bool {
+			return !slices.ContainsFunc(counts, func(n *atomic.Int64) bool { return n.Load() == 0 })
+		}
+	}
+	testutil.Eventually(t, calm, everywhere(votes), "every node is asked")
+	cancel()
+	if err := <-gaveUp; !errors.Is(err, context.Canceled) || errors.Is(err, lock.ErrNotAcquired) {
+		t.Errorf("got error %v, want that of the context", err)
+	}
+	testutil.Eventually(t, calm, everywhere(undone), "every node is told to forget it")
+	for _, let := range letGo {
+		let()
+	}
+	backend.Close() // waits for the calls
+	if n := nodes.votes(t); n != 0 {
+		t.Errorf("%d nodes have a lock that nobody holds, want none", n)
+	}
+}
+
 func TestARedlockThatComesTooLateIsAnErrorAndGivenBack(t *testing.T) {
 	nodes := startQuintet(t)
 	clients := nodes.clients(t)
