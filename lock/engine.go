@@ -305,8 +305,8 @@ func (a *acquisition) nextTry(n int, err error, released <-chan struct{}) time.D
 	if released == nil {
 		delay = backoff(n, opts.RetryMin, opts.RetryMax)
 	}
-	if held := (*ContendedError)(nil); errors.As(err, &held) && held.RetryAfter > 0 {
-		delay = min(delay, held.RetryAfter+rand.N(opts.RetryMin))
+	if held := (*ContendedError)(nil); errors.As(err, &held) && held.RetryAfter > 0 && held.RetryAfter < delay {
+		delay = min(delay, held.RetryAfter+rand.N(opts.RetryMin)) // which does not overflow, as a hold for ever would
 	}
 	return delay
 }

@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -349,6 +350,35 @@ func TestAReleaseBeforeTheRegistrationIsNotMissed(t *testing.T) {
 		}
 		if err := lease.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+	})
+}
+
+// forever is a store whose lock is held for longer than any time that comes after now.
+type forever struct {
+	lock.Backend
+	asked int
+}
+
+func (f *forever) Acquire(_ context.Context, req lock.Request) (lock.Grant, error) {
+	if f.asked++; f.asked > 1000 {
+		return lock.Grant{}, errDown // else it would never end
+	}
+	return lock.Grant{}, &lock.ContendedError{Name: req.Name, RetryAfter: math.MaxInt64}
+}
+
+func TestWhoWaitsForALockThatIsHeldForEverDoesNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &forever{Backend: memlock.New()}
+		engine, err := lock.New(store, lock.Options{MaxWait: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := engine.Lock(t.Context(), "job"); !errors.Is(err, lock.ErrNotAcquired) {
+			t.Errorf("got error %v, want ErrNotAcquired", err)
+		}
+		if store.asked > 130 {
+			t.Errorf("the store was asked %d times in a minute, want at most twice a second", store.asked)
 		}
 	})
 }
