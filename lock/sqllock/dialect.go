@@ -187,7 +187,7 @@ func (d Dialect) words() []string {
 
 // statements are those of a Backend.
 type statements struct {
-	peek, probe, take, renew, release, idle, prune, guard, lockRow statement
+	peek, probe, take, renew, release, idle, prune, guard, seen, lockRow statement
 }
 
 func (d Dialect) statements(table string) statements {
@@ -209,6 +209,8 @@ func (d Dialect) statements(table string) statements {
 
 		guard: sql(`SELECT token FROM {table} WHERE name = :name AND token = :token AND owner <> '' {share}`),
 
+		seen: sql(`SELECT token FROM {table} WHERE name = :name AND token = :token AND owner <> ''`),
+
 		lockRow: sql(`INSERT INTO {table} (name, owner, token, expires_at) VALUES (:name, '', 0, 0) {conflict} expires_at = 0`),
 	}
 	if d == MySQL {
@@ -217,8 +219,10 @@ func (d Dialect) statements(table string) statements {
 		//
 		// Assignments see what those before them have set. So whether the lock is given is decided once, by the owner,
 		// and by a clock that stands still: if expires_at <= {start} is true for the owner, it is for the token.
+		//
+		// A name that is NULL makes it fail where nothing would be committed, see errOpen.
 		s.take = sql(`INSERT INTO {table} (name, owner, token, expires_at)` +
-			` VALUES (:name, :owner, LAST_INSERT_ID({start}), {start} + :ttl)` +
+			` VALUES (IF(@@autocommit, :name, NULL), :owner, LAST_INSERT_ID({start}), {start} + :ttl)` +
 			` ON DUPLICATE KEY UPDATE owner = IF(expires_at <= {start} AND NOT {late}, :owner, owner),` +
 			` token = GREATEST(token, LAST_INSERT_ID(CASE WHEN owner <> :owner THEN 0` +
 			` WHEN expires_at <= {start} THEN GREATEST(token + 1, {start}) ELSE token END)),` +

@@ -19,6 +19,7 @@ const (
 	waited                // nothing was done, because another transaction has locked the row
 	duplicate             // nothing was done, because another session did it at the same time
 	missing               // nothing was done, because there is no such table
+	open                  // nothing was done, because the session would not commit it
 )
 
 // noTable is what SQLite says.
@@ -65,6 +66,8 @@ func classify(err error) kind {
 			return waited
 		case 1146: // ER_NO_SUCH_TABLE
 			return missing
+		case 1048: // ER_BAD_NULL_ERROR
+			return open
 		}
 		return failed
 	}

@@ -25,6 +25,7 @@ func TestErrorsOfDriversAreKnownByWhatTheyHaveInCommon(t *testing.T) {
 		{&mysql.MySQLError{Number: 1205}, waited},
 		{&mysql.MySQLError{Number: 3572}, waited},
 		{&mysql.MySQLError{Number: 1146}, missing},
+		{&mysql.MySQLError{Number: 1048}, open},
 		{&mysql.MySQLError{Number: 1064, Message: "database is locked"}, failed},
 		{errors.New("database is locked"), transient},
 		{errors.New("no such table: herdgate_locks"), missing},

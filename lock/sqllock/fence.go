@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/herdgate/herdgate/lock"
 )
@@ -16,7 +17,7 @@ var ErrStaleToken = errors.New("sqllock: stale token")
 // Guard lets tx commit only as the holder of the lock: it returns nil if nobody has got the lock since the grant with
 // that token, and then nobody gets it before tx ends. It is the token of a lease, lock.Lease.Token, of this very table, in
 // the database that tx is in. Otherwise the error matches lock.ErrNotHeld, and tx has to be rolled back, as with any
-// other error.
+// other error. So it does if tx goes on seeing what was before the grant: begin it afterwards.
 //
 // It proves exactly that: what tx reads after it and writes, before or after it, is of the only holder. It holds for a
 // holder that was frozen, and for one whose lease has expired while nobody else wanted the lock.
@@ -26,14 +27,22 @@ var ErrStaleToken = errors.New("sqllock: stale token")
 // a serialization failure (SQLSTATE 40001); call it first there, and keep tx short. SQLite fails the first write of tx
 // instead, or the commit, if another has got the lock: only a tx that writes is guarded there.
 func (b *Backend) Guard(ctx context.Context, tx *sql.Tx, name string, token uint64) error {
+	checks := []statement{b.sql.guard}
+	if b.dialect == MySQL {
+		// The first reads the row as it is, whatever tx has seen; the second as it is for tx, whose other reads may be of
+		// a time before the grant.
+		checks = append(checks, b.sql.seen)
+	}
 	p := params{name: column(name), token: int64(token)}
-	var found int64
-	err := tx.QueryRowContext(ctx, b.sql.guard.text, b.sql.guard.args(p)...).Scan(&found)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return fmt.Errorf("sqllock: guard %q: %w", name, lock.ErrNotHeld)
-	case err != nil:
-		return fmt.Errorf("sqllock: guard %q: %w", name, err)
+	for _, check := range checks {
+		var found int64
+		err := tx.QueryRowContext(ctx, check.text, check.args(p)...).Scan(&found)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			return fmt.Errorf("sqllock: guard %q: %w", name, lock.ErrNotHeld)
+		case err != nil:
+			return fmt.Errorf("sqllock: guard %q: %w", name, err)
+		}
 	}
 	return nil
 }
@@ -97,27 +106,41 @@ func NewFence(opts FenceOptions) (*Fence, error) {
 }
 
 // Check writes token into the row with that key, as part of tx. The error matches ErrStaleToken if the row has a higher
-// one, and sql.ErrNoRows if there is no such row; after an error tx has to be rolled back.
+// one, and sql.ErrNoRows if there is no such row; after an error tx has to be rolled back. A token of 0, that of a lease
+// whose backend has no fence, is an error, as is one that the column cannot keep, above math.MaxInt64.
 //
 // It proves that no holder with a higher token has written the row before tx commits, and lets none with a lower token
 // write it afterwards, if all of them check. It does not prove that the lock is held: the next holder may have got it
 // already, and not written yet. The row is locked until tx ends.
 func (f *Fence) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) error {
+	if token == 0 || token > math.MaxInt64 {
+		return fmt.Errorf("sqllock: fence of %v: token is %d: must be that of a lease whose backend has a fence, from 1 to %d", key, token, math.MaxInt64)
+	}
 	p := params{id: key, token: int64(token)}
+	for range 2 { // a row that was inserted between the two statements is locked by the second, and the first finds it then
+		if done, err := f.try(ctx, tx, p); done || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("sqllock: fence of %v: the row is there, but the database wrote no token into it", key)
+}
+
+// try writes the token, or tells why it must not.
+func (f *Fence) try(ctx context.Context, tx *sql.Tx, p params) (done bool, err error) {
 	result, err := tx.ExecContext(ctx, f.raise.text, f.raise.args(p)...)
 	if err != nil {
-		return fmt.Errorf("sqllock: fence of %v: %w", key, err)
+		return false, fmt.Errorf("sqllock: fence of %v: %w", p.id, err)
 	}
 	if n, err := result.RowsAffected(); err != nil || n > 0 {
-		return err
+		return true, err
 	}
 	// MySQL counts no row that has this token already. What it reads here is the row as it is now, as it was there.
 	var highest int64
 	switch err := tx.QueryRowContext(ctx, f.read.text, f.read.args(p)...).Scan(&highest); {
 	case err != nil:
-		return fmt.Errorf("sqllock: fence of %v: %w", key, err)
-	case uint64(highest) > token:
-		return fmt.Errorf("%w: %d for %v, which was written with %d", ErrStaleToken, token, key, highest)
+		return false, fmt.Errorf("sqllock: fence of %v: %w", p.id, err)
+	case highest > p.token:
+		return false, fmt.Errorf("%w: %d for %v, which was written with %d", ErrStaleToken, p.token, p.id, highest)
 	}
-	return nil
+	return highest == p.token, nil
 }

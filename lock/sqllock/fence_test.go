@@ -3,6 +3,9 @@ package sqllock_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +47,86 @@ func (t on) fenceRefusesLower() {
 	wants(t, check(1, 5), sqllock.ErrStaleToken)
 	must(t, check(1, 6))
 	wants(t, check(2, 7), sql.ErrNoRows)
+}
+
+func (t on) fenceNeedsAToken() {
+	db := t.d.open(t, "")
+	items(t, t.d, db)
+	fence, err := newFence(t.d.dialect)
+	must(t, err)
+	for _, token := range []uint64{0, math.MaxInt64 + 1, math.MaxUint64} {
+		tx := begin(t, db)
+		if err := fence.Check(t.Context(), tx, 1, token); err == nil || !strings.Contains(err.Error(), "token is") {
+			t.Errorf("got error %v for token %d, want one that names it", err, token)
+		}
+		must(t, tx.Rollback())
+	}
+}
+
+// interrupted is a key, and does something before it is used the second time.
+type interrupted struct {
+	key  int64
+	uses int
+	do   func()
+}
+
+func (i *interrupted) Value() (driver.Value, error) {
+	if i.uses++; i.uses == 2 {
+		i.do()
+	}
+	return i.key, nil
+}
+
+func (t on) fenceWritesALateRow() {
+	db := t.d.open(t, "")
+	items(t, t.d, db)
+	fence, err := newFence(t.d.dialect)
+	must(t, err)
+	tx := begin(t, db)
+	key := &interrupted{key: 2, do: func() { exec(t, db, "INSERT INTO items (id, value) VALUES (2, 0)") }}
+	must(t, fence.Check(t.Context(), tx, key, 7))
+	must(t, tx.Commit())
+	var token int
+	must(t, db.QueryRowContext(t.Context(), "SELECT COALESCE(fence, 0) FROM items WHERE id = 2").Scan(&token))
+	if token != 7 {
+		t.Errorf("the row has token %d, want 7", token)
+	}
+}
+
+// guardRefusesOldReads lets a transaction guard itself by a grant that is younger than what it sees.
+func (t on) guardRefusesOldReads() {
+	db := t.d.open(t, "")
+	items(t, t.d, db)
+	backend := t.d.backend(t, db)
+	first, name := engine(t, t.d, db, lock.Options{TTL: time.Minute})
+	lease, err := first.TryLock(t.Context(), name)
+	must(t, err)
+	for _, level := range []sql.IsolationLevel{sql.LevelDefault, sql.LevelRepeatableRead, sql.LevelSerializable} {
+		if level == sql.LevelSerializable && t.d.dialect == sqllock.MySQL {
+			continue // whoever reads there keeps others from writing
+		}
+		old, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
+		must(t, err)
+		var before, after int
+		must(t, old.QueryRowContext(t.Context(), "SELECT value FROM items WHERE id = 1").Scan(&before))
+		tx := begin(t, db)
+		exec(t, tx, "UPDATE items SET value = value + 1 WHERE id = 1")
+		must(t, backend.Guard(t.Context(), tx, name, lease.Token()))
+		must(t, tx.Commit())
+		must(t, lease.Unlock(t.Context()))
+		lease, err = first.TryLock(t.Context(), name)
+		must(t, err)
+		if err := backend.Guard(t.Context(), old, name, lease.Token()); err == nil {
+			must(t, old.QueryRowContext(t.Context(), "SELECT value FROM items WHERE id = 1").Scan(&after))
+			if after == before {
+				t.Errorf("%v: a guarded transaction does not see what the last holder wrote", level)
+			}
+		} else {
+			wants(t, err, lock.ErrNotHeld)
+		}
+		must(t, old.Rollback())
+	}
+	must(t, lease.Unlock(t.Context()))
 }
 
 func (t on) guardNeedsTheLock() {

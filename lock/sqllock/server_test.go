@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -177,6 +178,14 @@ func (t on) isolationLevels() {
 			must(t, backend.Release(t.Context(), claim))
 			wants(t, backend.Renew(t.Context(), claim, time.Minute), lock.ErrNotHeld)
 		})
+	}
+}
+
+func (t on) openSession() {
+	backend := t.d.backend(t, t.d.open(t, "?autocommit=0"))
+	_, err := backend.Acquire(t.Context(), lock.Request{Name: t.Name(), Owner: "a", TTL: time.Hour})
+	if err == nil || errors.Is(err, lock.ErrNotAcquired) || !strings.Contains(err.Error(), "autocommit") {
+		t.Errorf("got error %v, want one that blames autocommit", err)
 	}
 }
 

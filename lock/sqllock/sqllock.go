@@ -51,6 +51,7 @@ var _ lock.Backend = (*Backend)(nil)
 
 var (
 	errNoDB = errors.New("sqllock: the database is nil: must be a *sql.DB")
+	errOpen = errors.New("sqllock: autocommit is off in the session: must be on, or nobody would see the lock and no commit keep it")
 	errLate = errors.New("sqllock: the statement waited in the database until it was too late for it")
 )
 
@@ -180,6 +181,9 @@ func (b *Backend) take(ctx context.Context, p params) (token int64, err error) {
 	args := b.sql.take.args(p)
 	if b.dialect == MySQL {
 		result, err := b.db.ExecContext(ctx, b.sql.take.text, args...)
+		if classify(err) == open {
+			return 0, fmt.Errorf("%w: %w", errOpen, err)
+		}
 		if err != nil {
 			return 0, err
 		}

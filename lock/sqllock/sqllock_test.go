@@ -120,7 +120,9 @@ func run(t *testing.T, d database) {
 		"a holder that was killed leaves the lock after its TTL":  on.holderIsKilled,
 		"a frozen holder knows it lost, and its writes are void":  on.holderIsFrozen,
 		"a fence lets no lower token write":                       on.fenceRefusesLower,
+		"a fence needs a token":                                   on.fenceNeedsAToken,
 		"a guard without the lock says so":                        on.guardNeedsTheLock,
+		"a guarded transaction sees what holders before it wrote": on.guardRefusesOldReads,
 		"a guarded transaction commits only as the holder":        on.guardExcludesTheNext,
 		"a name that is too long for the table is one of its own": on.longNames,
 	}
@@ -129,6 +131,7 @@ func run(t *testing.T, d database) {
 		"a request whose client has gone is not granted later":              on.lateIsVoid,
 		"a renewal whose client has gone does nothing later":                on.lateRenewalIsVoid,
 		"a deadlock of those who ask for a fresh lock is no error":          on.deadlocks,
+		"a fence writes a row that was just inserted":                       on.fenceWritesALateRow,
 		"isolation levels of sessions do not matter":                        on.isolationLevels,
 		"locks of rows last as long as their transactions":                  on.rowLocks,
 		"a session lock excludes others":                                    on.sessionsExclude,
@@ -142,6 +145,9 @@ func run(t *testing.T, d database) {
 		"a request whose reply was lost leaves no lock":             on.replyIsLost,
 		"a server that is frozen is an error in time":               on.serverIsFrozen,
 		"tokens rise, and locks stay, over a restart":               on.serverRestarts,
+	}
+	if d.dialect == sqllock.MySQL {
+		everywhere["a session that commits nothing gets no lock"] = on.openSession
 	}
 	if d.server != nil {
 		maps.Copy(everywhere, servers)
