@@ -114,7 +114,7 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 		recent:    recent{window: options.ResendWindow},
 		caches:    map[string]keyspace{},
 	}
-	g.outer = outerLocks{locker: options.Locker, now: g.now}
+	g.outer = outerLocks{locker: options.Locker, now: g.now, calls: &g.calls}
 	g.tracer, _ = options.Observer.(Tracer)
 	if cluster, ok := options.Redis.(*redis.ClusterClient); ok {
 		o := cluster.Options()

@@ -36,7 +36,9 @@ const (
 type outerLocks struct {
 	locker lock.Locker // nil: there are none
 	now    func() time.Duration
-	resume atomic.Int64 // when one flight may ask it again; 0: all may
+	calls  *sync.WaitGroup // the gate's
+	resume atomic.Int64    // when one flight may ask it again; 0: all may
+	hung   atomic.Int64    // calls of TryLock whose time is over, and that have not returned
 }
 
 // outerLock is what the locker has said of a key.
@@ -50,12 +52,12 @@ var errLockerRests = errors.New("herdgate: Options.Locker has not answered latel
 // try asks for the lock of a name. An error says that the locker gave no answer.
 func (o *outerLocks) try(ctx context.Context, name string) (outerLock, error) {
 	resume, now := o.resume.Load(), o.now()
-	if resume != 0 && (now < time.Duration(resume) || !o.resume.CompareAndSwap(resume, int64(now+lockerPause))) {
+	if o.hung.Load() >= lockersAtOnce || resume != 0 && (now < time.Duration(resume) || !o.resume.CompareAndSwap(resume, int64(now+lockerPause))) {
 		return outerLock{}, errLockerRests
 	}
 	asking, cancel := context.WithTimeout(ctx, lockerTimeout)
 	defer cancel()
-	lease, err := singleflight.Protect(func() (*lock.Lease, error) { return o.locker.TryLock(asking, name) })
+	lease, err := o.ask(asking, name)
 	switch {
 	case err == nil:
 		o.resume.Store(0)
@@ -67,6 +69,43 @@ func (o *outerLocks) try(ctx context.Context, name string) (outerLock, error) {
 		o.resume.Store(int64(o.now() + lockerPause))
 	}
 	return outerLock{}, fmt.Errorf("herdgate: Options.Locker: %w", err)
+}
+
+// ask waits for an answer no longer than ctx allows, whatever the locker does: a flight
+// that stood there for ever would take its key with it (I4). A lock that comes later is
+// given back. Like briefly, it must be called by a flight or a batch.
+func (o *outerLocks) ask(ctx context.Context, name string) (*lock.Lease, error) {
+	type answer struct {
+		lease *lock.Lease
+		err   error
+	}
+	answers := make(chan answer) // without room: an answer is taken, or late
+	var over atomic.Bool         // the call has returned, or was given up on: what comes first
+	o.calls.Go(func() {
+		a := answer{err: singleflight.ErrGoexit}
+		defer func() {
+			if over.Swap(true) {
+				o.hung.Add(-1)
+			}
+			select {
+			case answers <- a:
+			case <-ctx.Done():
+				if a.lease != nil {
+					_ = a.lease.Unlock(ctx) // its TTL ends it otherwise
+				}
+			}
+		}()
+		a.lease, a.err = singleflight.Protect(func() (*lock.Lease, error) { return o.locker.TryLock(ctx, name) })
+	})
+	select {
+	case a := <-answers:
+		return a.lease, a.err
+	case <-ctx.Done():
+		if !over.Swap(true) {
+			o.hung.Add(1)
+		}
+		return nil, ctx.Err()
+	}
 }
 
 // lockOuter asks Options.Locker, if there is one, for the lock of a key, which has the

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -344,6 +345,56 @@ func TestALockerThatPanicsIsOneThatDoesNotAnswer(t *testing.T) {
 type panicLocker struct{ lock.Locker }
 
 func (panicLocker) TryLock(context.Context, string) (*lock.Lease, error) { panic("oh") }
+
+// I4: also one that does not look at its context keeps nobody from a value.
+func TestALockerThatNeverReturnsIsOneThatDoesNotAnswer(t *testing.T) {
+	virtually(t, func(w *world) {
+		l, o := newLocks(), newOrigin(0)
+		stuck := stuckLocker{Locker: engine(w.T, l, lock.Options{}), until: make(chan struct{})}
+		g := w.gate(func(o *herdgate.Options) { o.Locker = &stuck })
+		c := newCache(w.T, g, o.load, herdgate.Policy{})
+		start := time.Now()
+		get(w.T, c, "a")
+		if d := time.Since(start); d > 1100*time.Millisecond {
+			w.Errorf("it took %v, want at most a second for the locker", d)
+		}
+		w.pass(2 * time.Second)
+		if _, err := c.GetMany(w.Context(), []string{"b", "c"}); err != nil {
+			w.Error(err)
+		}
+		for i := range 20 { // more than may hang
+			w.pass(2 * time.Second)
+			get(w.T, c, fmt.Sprint("more", i))
+		}
+		if n := stuck.calls.Load(); n > 17 {
+			w.Errorf("%d calls hang", n)
+		}
+		close(stuck.until)
+		w.until("a lock that came too late is given back", func() bool {
+			return l.count("acquire test:b:things:{a}") > 0 && !l.held(w.Context(), w.T, "a")
+		})
+		w.pass(2 * time.Second)
+		before := stuck.calls.Load()
+		get(w.T, c, "d")
+		if stuck.calls.Load() != before+1 {
+			w.Error("it was not asked again when it was back")
+		}
+	})
+}
+
+// stuckLocker does not return until it may, whatever its context says.
+type stuckLocker struct {
+	lock.Locker
+
+	until chan struct{}
+	calls atomic.Int64
+}
+
+func (s *stuckLocker) TryLock(ctx context.Context, name string) (*lock.Lease, error) {
+	s.calls.Add(1)
+	<-s.until
+	return s.Locker.TryLock(context.WithoutCancel(ctx), name)
+}
 
 // A locker that hangs at an unlock does not keep the value from who waits for it.
 func TestALockerThatHangsAtAnUnlockKeepsNoValueBack(t *testing.T) {
