@@ -182,6 +182,39 @@ func TestAChangeThatTooFewReplicasHaveIsAnError(t *testing.T) {
 	}
 }
 
+// After a failover the old master is often the replica that is missing.
+func TestWhatIsMadeUpForAfterAnOutageWaitsForNoReplica(t *testing.T) {
+	t.Parallel()
+	proxy := testutil.NewProxy(t, testutil.StartRedis(t).Addr())
+	g := openGate(t, herdgate.Options{Redis: testutil.NewClient(t, proxy.Addr()), Namespace: "test", ReplicaWait: 1, AcceptJournaled: true})
+	c := newCache(t, g, newOrigin(0).load, herdgate.Policy{Tags: []string{"tag"}})
+	waits := proxy.Count(testutil.Command("wait"))
+	if err := c.Delete(t.Context(), "k"); !errors.Is(err, herdgate.ErrNotReplicated) || waits.Load() == 0 {
+		t.Fatalf("without a replica: %v, and %d WAITs", err, waits.Load())
+	}
+	before := waits.Load()
+	for _, changes := range []func() error{
+		func() error { return c.InvalidateTags(t.Context(), "tag") },
+		func() error { return errors.Join(c.Delete(t.Context(), "k"), c.Clear(t.Context())) },
+	} {
+		proxy.Cut()
+		findsDown(t, g, c)
+		s := c.Stats()
+		if err := changes(); err != nil || c.Stats().Journaled == s.Journaled {
+			t.Fatalf("%v, %+v", err, c.Stats())
+		}
+		proxy.Resume()
+		isUp(t, g, true)
+		testutil.Eventually(t, topologyPatience, func() bool { // all of them, and what the cut has made doubtful
+			now := c.Stats()
+			return now.Replayed-s.Replayed == now.Journaled-s.Journaled
+		}, "the changes are made")
+	}
+	if n := waits.Load() - before; n != 0 {
+		t.Errorf("%d WAITs", n)
+	}
+}
+
 func TestAMasterThatHasStartedAnewGetsTheRecentChanges(t *testing.T) {
 	t.Parallel()
 	for name, window := range map[string]time.Duration{"by default": 0, "off": herdgate.Off} {

@@ -75,7 +75,8 @@ type keyspace interface {
 	raised(tags []string, number uint64)
 	doubt()
 
-	resend(ch recentChange)
+	resend(ch recentChange) (whole bool)
+	wipe()
 	replay(ctx context.Context, key string, j journaled) (done bool)
 	replayWhole(ctx context.Context, j journaledCache) (done bool)
 	dropSpares()

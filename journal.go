@@ -2,7 +2,6 @@ package herdgate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -49,7 +48,7 @@ type journaled struct {
 // which they are is not known here, so that none of the cache is read from Redis.
 type journaledCache struct {
 	clear bool
-	tags  map[string]struct{} // to be invalidated; never changed, but replaced
+	tags  map[string]struct{} // to be invalidated
 	stamp uint64
 }
 
@@ -59,9 +58,10 @@ func (j *journal) add(k journalKey, op remote.Op, horizon int64) (fits bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	old, there := j.changes[k]
-	if !there && (len(j.changes) >= maxJournal || j.whole[k.cache].clear) {
+	if full := len(j.changes) >= maxJournal; !there && (full || j.whole[k.cache].clear) {
+		fits = j.whole[k.cache].clear // then the Clear makes this change, too
 		j.put(k.cache, journaledCache{clear: true})
-		return false
+		return fits
 	}
 	if op != remote.OpExpire || old.op == remote.OpDelete {
 		op = remote.OpDelete
@@ -80,23 +80,22 @@ func (j *journal) add(k journalKey, op remote.Op, horizon int64) (fits bool) {
 func (j *journal) addWhole(cache string, tags []string) (fits bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	old := j.whole[cache]
-	if old.clear || len(tags) == 0 {
+	ch := j.whole[cache]
+	if ch.clear || len(tags) == 0 {
 		j.put(cache, journaledCache{clear: true})
 		return true
 	}
-	if len(old.tags)+len(tags) > maxJournal {
+	if len(ch.tags)+len(tags) > maxJournal {
 		j.put(cache, journaledCache{clear: true})
 		return false
 	}
-	all := maps.Clone(old.tags)
-	if all == nil {
-		all = map[string]struct{}{}
+	if ch.tags == nil {
+		ch.tags = map[string]struct{}{}
 	}
 	for _, tag := range tags {
-		all[tag] = struct{}{}
+		ch.tags[tag] = struct{}{}
 	}
-	j.put(cache, journaledCache{tags: all})
+	j.put(cache, ch)
 	return true
 }
 
@@ -163,7 +162,12 @@ func (j *journal) kick() {
 func (j *journal) all() (changes map[journalKey]journaled, whole map[string]journaledCache) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return maps.Clone(j.changes), maps.Clone(j.whole)
+	whole = maps.Clone(j.whole)
+	for cache, ch := range whole {
+		ch.tags = maps.Clone(ch.tags) // more may come while these are made
+		whole[cache] = ch
+	}
+	return maps.Clone(j.changes), whole
 }
 
 const (
@@ -181,9 +185,12 @@ type replayer struct {
 	wg   sync.WaitGroup
 }
 
-// startReplayer starts the replayer. ctx lends its values.
+// startReplayer starts the replayer. ctx lends its values. Its changes wait for no replicas:
+// their callers have been answered, and after a failover the replica that is missing is often
+// the old master. Until the journal is empty its keys are not read from Redis. What the
+// replicas lack of it is remembered for when they become masters.
 func (g *Gate) startReplayer(ctx context.Context) *replayer {
-	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, stop := context.WithCancel(remote.Unawaited(context.WithoutCancel(ctx)))
 	r := &replayer{g: g, stop: stop}
 	r.wg.Go(func() { r.run(ctx) })
 	return r
@@ -321,8 +328,7 @@ func (c *Cache[V]) replay(ctx context.Context, key string, j journaled) (done bo
 	}
 	c.gate.own.add(ch.ID)
 	remembered := c.remember(ch.Op, key, nil)
-	// One that too few replicas have is made: it is remembered for when they become masters.
-	if stored, err := c.gate.store.Change(ctx, keys, ch); stored != remote.Done || err != nil && !errors.Is(err, ErrNotReplicated) {
+	if stored, err := c.gate.store.Change(ctx, keys, ch); stored != remote.Done || err != nil {
 		c.gate.own.drop(ch.ID)
 		c.gate.recent.drop(remembered)
 		return false
@@ -349,13 +355,13 @@ func (c *Cache[V]) journaledWhole(op remote.Op, tags []string, cause error) erro
 // reports whether that is certain.
 func (c *Cache[V]) replayWhole(ctx context.Context, j journaledCache) (done bool) {
 	if j.clear {
-		if err := c.clear(ctx); err != nil && !errors.Is(err, ErrNotReplicated) {
+		if err := c.clear(ctx); err != nil {
 			return false
 		}
 	} else {
 		tags := slices.Collect(maps.Keys(j.tags))
 		for some := range slices.Chunk(tags, wire.MaxTags) {
-			if err := c.raise(ctx, some); err != nil && !errors.Is(err, ErrNotReplicated) {
+			if err := c.raise(ctx, some); err != nil {
 				return false
 			}
 		}

@@ -78,3 +78,37 @@ func TestTheJournalGathersTagsUntilItClears(t *testing.T) {
 		t.Error("there was room for too many tags")
 	}
 }
+
+// An outage in which many tags are invalidated must not cost the square of their number.
+func TestATagCostsTheJournalNoMoreForThoseThatItHolds(t *testing.T) {
+	var j journal
+	for i := range maxJournal / 2 {
+		j.addWhole("c", []string{strconv.Itoa(i)})
+	}
+	tag := []string{"0"}
+	if n := testing.AllocsPerRun(10, func() { j.addWhole("c", tag) }); n > 1 {
+		t.Errorf("one more tag costs %v allocations", n)
+	}
+	_, whole := j.all()
+	j.addWhole("c", []string{"late"})
+	if _, there := whole["c"].tags["late"]; there {
+		t.Error("what is under way changes")
+	}
+	j.removeWhole("c", whole["c"].stamp)
+	if !j.holds("c", "k") {
+		t.Error("a tag that came meanwhile is forgotten")
+	}
+}
+
+func TestAChangeAfterAClearIsNoOverflowOfTheJournal(t *testing.T) {
+	var j journal
+	j.addWhole("c", nil)
+	_, whole := j.all()
+	if !j.add(journalKey{"c", "k"}, remote.OpDelete, 0) || j.len() != 1 {
+		t.Error("the Clear has no room for it")
+	}
+	j.removeWhole("c", whole["c"].stamp)
+	if !j.holds("c", "k") {
+		t.Error("it is taken for made by a Clear that came before it")
+	}
+}

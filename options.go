@@ -52,7 +52,10 @@ type Options struct {
 	// InvalidateTags before it returns nil: a failover to one of these does not lose it. If
 	// fewer do within half of RedisTimeout, and of the client's ReadTimeout, it returns an
 	// error that matches [ErrNotReplicated]. Each change then costs a WAIT besides, sent in
-	// the same step. Default 0: none, replication is asynchronous.
+	// the same step. Redis ends a WAIT with its next tick, 10 a second by default: with a
+	// RedisTimeout of 200 ms or less a change that too few have mostly matches ErrJournaled
+	// instead, and is made again. What is made up for after an outage waits for no replicas.
+	// Default 0: none, replication is asynchronous.
 	ReplicaWait int
 
 	// ResendWindow is how late the replicas may have a change. When Redis has another
@@ -81,8 +84,8 @@ type Options struct {
 	// loads then go on under the lease of Redis alone, counted as LockerFailures. So do the
 	// instances that have no locker yet, in a roll-out.
 	//
-	// TryLock and the Unlock of its leases are used; TryLock must return soon after its ctx has
-	// ended. Redis's marks count as ever: MinRebuildInterval, back-offs. The gate does not close
+	// TryLock and the Unlock of its leases are used; TryLock should return soon after its ctx has
+	// ended: while 16 calls have not, it is not asked. Redis's marks count as ever: MinRebuildInterval, back-offs. The gate does not close
 	// the locker, which must outlive it.
 	Locker lock.Locker
 

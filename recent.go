@@ -113,24 +113,26 @@ func (l busListener) SameMasters(asked time.Time) { l.g.recent.safe(l.g.now() - 
 
 // OtherMaster implements remote.Listener.
 func (l busListener) OtherMaster() {
+	changed := map[keyspace]struct{}{} // as a whole
 	for _, ch := range l.g.recent.take() {
-		if c := l.g.cache(ch.cache); c != nil && ch.op != "" {
-			c.resend(ch)
+		if c := l.g.cache(ch.cache); c != nil && ch.op != "" && c.resend(ch) {
+			changed[c] = struct{}{}
 		}
+	}
+	for c := range changed { // once for all of them: it goes through the whole cache
+		c.wipe()
 	}
 }
 
 // resend makes a change once more that the new master may not have, through the journal:
 // so that its key is not read from Redis before. At worst, if the master has it and the
-// value from after it, this costs a load.
-func (c *Cache[V]) resend(ch recentChange) {
-	if ch.op == opClear || ch.op == opTags {
-		if !c.gate.journal.addWhole(c.name, ch.tags) {
-			c.events.emit(Event{Kind: EventJournalFull})
-		}
-		c.wipe()
-	} else {
+// value from after it, this costs a load. whole says that the cache is to be wiped.
+func (c *Cache[V]) resend(ch recentChange) (whole bool) {
+	if whole = ch.op == opClear || ch.op == opTags; !whole {
 		c.journal(remote.Change{Op: ch.op, Key: ch.key}, 0)
+	} else if !c.gate.journal.addWhole(c.name, ch.tags) {
+		c.events.emit(Event{Kind: EventJournalFull})
 	}
 	c.events.emit(Event{Kind: EventResent, Key: ch.key})
+	return whole
 }

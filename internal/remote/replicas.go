@@ -23,11 +23,19 @@ func (s *Store) AwaitReplicas(n int) { s.replicas = n }
 // command.
 func (s *Store) WatchMasters() { s.watchesMasters = true }
 
+type unawaitedKey struct{}
+
+// Unawaited is a ctx for changes that wait for no replicas, whatever AwaitReplicas says:
+// those that nobody waits for, and that must not be held up by a replica that is gone.
+func Unawaited(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unawaitedKey{}, true)
+}
+
 // runChange is [script.run] of a change, followed by a WAIT where replicas are to have it:
 // on the same connection, since WAIT is about what its own has written. An error that
 // matches ErrNotReplicated comes with the reply.
 func (s *Store) runChange(ctx context.Context, sc *script, how sends, keys []string, args ...any) (any, error) {
-	if s.replicas == 0 {
+	if s.replicas == 0 || ctx.Value(unawaitedKey{}) != nil {
 		return sc.run(ctx, s.rdb, how, keys, args...)
 	}
 	server := s.rdb
