@@ -1,6 +1,7 @@
 package coretest
 
 import (
+	"database/sql"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	_ "github.com/jackc/pgx/v5/stdlib"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -32,6 +34,25 @@ func TestTheCacheWithEtcdAsItsLocker(t *testing.T) {
 	}
 	if n := resp.Header.Revision; n < 1000 {
 		t.Errorf("etcd has seen %d writes: the tests went on without it", n)
+	}
+}
+
+func TestTheCacheWithPostgreSQLAsItsLocker(t *testing.T) {
+	source := "postgres://test@" + testutil.StartPostgres(t).Addr() + "/postgres?sslmode=disable"
+	runCore(t, "sql", source)
+
+	db, err := sql.Open("pgx", source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	var n int
+	err = db.QueryRowContext(t.Context(), "SELECT COALESCE(SUM(n_tup_ins + n_tup_upd), 0) FROM pg_stat_user_tables").Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n < 1000 {
+		t.Errorf("PostgreSQL has seen %d writes: the tests went on without it", n)
 	}
 }
 

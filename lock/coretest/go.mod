@@ -5,11 +5,14 @@ go 1.26.0
 replace (
 	github.com/herdgate/herdgate => ../..
 	github.com/herdgate/herdgate/lock/etcdlock => ../etcdlock
+	github.com/herdgate/herdgate/lock/sqllock => ../sqllock
 )
 
 require (
 	github.com/herdgate/herdgate v0.0.0
 	github.com/herdgate/herdgate/lock/etcdlock v0.0.0
+	github.com/herdgate/herdgate/lock/sqllock v0.0.0
+	github.com/jackc/pgx/v5 v5.12.0
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.uber.org/zap v1.27.1
 )
@@ -20,9 +23,12 @@ require (
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/dgraph-io/ristretto/v2 v2.4.2 // indirect
-	github.com/dustin/go-humanize v1.0.1 // indirect
+	github.com/dustin/go-humanize v1.1.0 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
+	github.com/jackc/pgpassfile v1.0.0 // indirect
+	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/klauspost/compress v1.20.4 // indirect
 	github.com/puzpuzpuz/xsync/v4 v4.5.0 // indirect
 	github.com/redis/go-redis/v9 v9.23.0 // indirect
