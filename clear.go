@@ -126,13 +126,18 @@ var errTurns = errors.New("herdgate: the cache is cleared faster than it can be 
 
 // due reports whether the generation is to be read again, in case that the message of
 // a Clear was lost and nothing shows it: as often as a local copy is checked, and with
-// the first heartbeat. turn is for learn.
+// the first heartbeat. The numbers of tags are then asked for again, too, by who needs
+// them. turn is for learn.
 func (c *Cache[V]) due(now time.Duration) (turn uint64, due bool) {
 	every := 5 * time.Second
 	if c.policy.LocalTTL != Off {
 		every = min(every, c.policy.LocalTTL)
 	}
-	return c.generation.read(now, every)
+	turn, due = c.generation.read(now, every)
+	if due && c.tagged {
+		c.tags.forget()
+	}
+	return turn, due
 }
 
 // doubt is what a loss of messages means for what they would have told.

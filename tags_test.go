@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -506,5 +507,35 @@ func TestAfterAGapGenerationAndTagsAreAskedForAgain(t *testing.T) { // I9
 		if v := get(t, a, "k"); v == old {
 			t.Errorf("%s: %q is served that was invalidated in the gap", what, v)
 		}
+	}
+}
+
+// A link between the nodes of a Cluster that is cut loses messages, and nothing shows it.
+func TestALostInvalidationOfATagIsMadeUpForAfterLocalTTL(t *testing.T) { // I9
+	t.Parallel()
+	server := testutil.StartRedis(t)
+	proxy := testutil.NewProxy(t, server.Addr())
+	var version atomic.Int64
+	open := func(addr string) *herdgate.Cache[string] {
+		g := openGate(t, herdgate.Options{Redis: testutil.NewClient(t, addr), Namespace: "test"})
+		return newCache(t, g, func(context.Context, string) (string, error) {
+			return fmt.Sprint("version ", version.Load()), nil
+		}, herdgate.Policy{TTL: time.Hour, LocalTTL: time.Second, Tags: []string{"tag"}})
+	}
+	c, deaf := open(server.Addr()), open(proxy.Addr())
+	if v := get(t, deaf, "k"); v != "version 0" {
+		t.Fatalf("got %q", v)
+	}
+	proxy.DropMessages(testutil.Containing("\nT "), 1)
+	version.Store(1)
+	if err := c.InvalidateTags(t.Context(), "tag"); err != nil {
+		t.Fatal(err)
+	}
+	if v := get(t, c, "k"); v != "version 1" {
+		t.Fatalf("got %q", v)
+	}
+	testutil.Eventually(t, topologyPatience, func() bool { return get(t, deaf, "k") == "version 1" }, "the new value is seen")
+	if n := deaf.Stats().BusLost; n != 0 {
+		t.Errorf("the loss was noticed")
 	}
 }
