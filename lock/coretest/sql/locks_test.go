@@ -20,9 +20,9 @@ func openLocks(source, namespace string) (backend lock.Backend, closeLocks func(
 	if err != nil {
 		return nil, nil, err
 	}
-	// A server has 200 connections for all gates of all tests that run at a time.
-	db.SetMaxOpenConns(8)
-	db.SetMaxIdleConns(8)
+	// All gates of all tests that run at a time share the 200 connections of a server.
+	db.SetMaxOpenConns(3)
+	db.SetMaxIdleConns(3)
 	locks, err := sqllock.New(db, sqllock.Options{Dialect: sqllock.PostgreSQL, Table: "locks_" + strings.ToLower(namespace)})
 	if err != nil {
 		return nil, nil, errors.Join(err, db.Close())
