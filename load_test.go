@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -154,12 +155,11 @@ func TestAFailedLoadIsSharedAndNotRetriedDuringItsBackoff(t *testing.T) { // C16
 		var loads atomic.Int64
 		boom := errors.New("database is down")
 		begun := make(chan struct{}, 10)
-		load := func(ctx context.Context, _ string) (string, error) {
+		allWait := make(chan struct{})
+		load := func(context.Context, string) (string, error) {
 			loads.Add(1)
 			begun <- struct{}{}
-			timer := time.NewTimer(100 * time.Millisecond)
-			defer timer.Stop()
-			<-timer.C
+			<-allWait
 			return "", boom
 		}
 		policy := herdgate.Policy{FailureBackoff: 300 * time.Millisecond}
@@ -179,6 +179,10 @@ func TestAFailedLoadIsSharedAndNotRetriedDuringItsBackoff(t *testing.T) { // C16
 				failed <- err
 			}()
 		}
+		w.until("the others wait for the load", func() bool {
+			return !slices.ContainsFunc(caches[1:], func(c *herdgate.Cache[string]) bool { return c.Stats().LeasesHeld == 0 })
+		})
+		close(allWait)
 		own, shared := 0, 0
 		for range 8 {
 			switch err := <-failed; {

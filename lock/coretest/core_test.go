@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -57,7 +56,8 @@ func TestTheCacheWithPostgreSQLAsItsLocker(t *testing.T) {
 }
 
 // runCore runs the tests of the root that open gates in real time with the locks at addr,
-// as the file in the directory dir opens them.
+// as the file in the directory dir opens them. The race detector has seen these tests in the
+// root, with lockers as well.
 func runCore(t *testing.T, dir, addr string) {
 	t.Helper()
 	root := absolute(t, "../..")
@@ -72,9 +72,6 @@ func runCore(t *testing.T, dir, addr string) {
 		t.Fatal(err)
 	}
 	args := []string{"test", "-count=1", "-timeout=20m", "-overlay=" + file, "-run=^(" + strings.Join(gateTests(t, root), "|") + ")$"}
-	if withRaceDetector() {
-		args = append(args, "-race")
-	}
 	cmd := exec.CommandContext(t.Context(), "go", append(args, "github.com/herdgate/herdgate")...)
 	cmd.Env = append(os.Environ(), "HERDGATE_TEST_LOCKS="+addr)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -118,12 +115,3 @@ func absolute(t *testing.T, path string) string {
 	return path
 }
 
-func withRaceDetector() bool {
-	info, _ := debug.ReadBuildInfo()
-	for _, s := range info.Settings {
-		if s.Key == "-race" {
-			return s.Value == "true"
-		}
-	}
-	return false
-}
