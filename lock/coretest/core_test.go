@@ -114,4 +114,3 @@ func absolute(t *testing.T, path string) string {
 	}
 	return path
 }
-
