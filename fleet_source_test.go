@@ -29,10 +29,10 @@ type source struct {
 	addr  string
 	delay time.Duration    // of a load; 0: until the test answers it
 	begun chan *sourceLoad // the loads that the test is to answer
-	freed chan struct{}
 	quit  <-chan struct{}
 
 	mu      sync.Mutex // protects the fields below
+	freed   bool       // loads end at once
 	version int
 	loads   []*sourceLoad
 	perKey  map[string]int // loads by LoadMany
@@ -52,7 +52,7 @@ type sourceLoad struct {
 func newSource(t *testing.T, delay time.Duration) *source {
 	t.Helper()
 	s := &source{
-		delay: delay, begun: make(chan *sourceLoad, 1024), freed: make(chan struct{}),
+		delay: delay, begun: make(chan *sourceLoad, 1024),
 		quit: t.Context().Done(), version: 1,
 	}
 	s.addr = serveSource(t, s)
@@ -96,15 +96,10 @@ func serveSource(t *testing.T, s *source) (addr string) {
 // began, as from a database under a snapshot.
 func (s *source) Load(by string, item *Item) error {
 	l := s.begin(by)
-	select {
-	case <-s.freed:
+	if s.delay > 0 {
+		defer time.AfterFunc(s.delay, l.answer).Stop()
+	} else if !s.holds(l) {
 		l.answer()
-	default:
-		if s.delay > 0 {
-			defer time.AfterFunc(s.delay, l.answer).Stop()
-		} else {
-			s.begun <- l
-		}
 	}
 	select {
 	case err := <-l.result:
@@ -133,8 +128,31 @@ func (l *sourceLoad) answer() {
 
 func (l *sourceLoad) fail(reason string) { l.result <- errors.New(reason) }
 
-// free ends the loads that begin from now on at once.
-func (s *source) free() { close(s.freed) }
+// holds reports whether the test is to answer a load.
+func (s *source) holds(l *sourceLoad) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.freed {
+		s.begun <- l
+	}
+	return !s.freed
+}
+
+// free ends the loads at once that begin from now on, and those that the test has not
+// taken.
+func (s *source) free() {
+	s.mu.Lock()
+	s.freed = true
+	s.mu.Unlock()
+	for {
+		select {
+		case l := <-s.begun:
+			l.answer()
+		default:
+			return
+		}
+	}
+}
 
 // update changes the source: loads that begin from now on read version.
 func (s *source) update(version int) {
