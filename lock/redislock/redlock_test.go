@@ -127,9 +127,9 @@ func TestNewRedlockNamesWhatIsWrong(t *testing.T) {
 		nodes []redis.UniversalClient
 		opts  redislock.RedlockOptions
 	}{
-		"0 nodes":               {nil, opts},
-		"1 nodes":               {good[:1], opts},
-		"4 nodes":               {append(with(good[2]), client("127.0.0.1:4")), opts},
+		"nodes is 0":            {nil, opts},
+		"nodes is 1":            {good[:1], opts},
+		"nodes is 4":            {append(with(good[2]), client("127.0.0.1:4")), opts},
 		"node 2 is ni":          {with(nil), opts},
 		"a Cluster":             {with(cluster), opts},
 		"a Ring":                {with(ring), opts},
