@@ -258,6 +258,7 @@ func TestAnIdleGateSendsOnlyItsHeartbeats(t *testing.T) {
 	defer idle.Stop()
 	<-idle.C
 	sent := in.sent.take()
+	delete(sent, masters)
 	// One may have been due when the count began, and one when it ended.
 	if most := int(time.Since(start)/time.Second) + 1; sent[heartbeat] == 0 || sent[heartbeat] > most {
 		t.Errorf("%d heartbeats in %v, want 1 to %d", sent[heartbeat], time.Since(start), most)

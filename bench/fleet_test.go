@@ -91,6 +91,7 @@ func newCache(tb testing.TB, in *instance, load herdgate.LoaderFunc[product], po
 	if err != nil {
 		tb.Fatal(err)
 	}
+	in.sent.take() // New has looked at its rights
 	return c
 }
 
@@ -115,6 +116,7 @@ func (c *commands) paid() map[string]int {
 	n := c.take()
 	delete(n, heartbeat)
 	delete(n, generation)
+	delete(n, masters)
 	return n
 }
 
@@ -124,6 +126,9 @@ const (
 	heartbeat = "heartbeat"
 	// generation is the name for reading the generation of a cache.
 	generation = "generation"
+	// masters is the question who the masters are, with each heartbeat for ten seconds
+	// after a change.
+	masters = "info"
 )
 
 func nameOf(cmd redis.Cmder) string {
