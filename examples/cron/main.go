@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/herdgate/herdgate/examples/internal/cli"
 	"github.com/herdgate/herdgate/examples/internal/stores"
 )
 
@@ -61,20 +62,13 @@ func (c *config) work() time.Duration { return c.every / 2 }
 
 func parse(args []string, stderr io.Writer) (config, error) {
 	var c config
-	flags := flag.NewFlagSet("cron", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // main tells what is wrong
-	c.stores.Flags(flags)
-	flags.IntVar(&c.processes, "processes", 5, "processes of the service")
-	flags.DurationVar(&c.every, "every", 2*time.Second, "time from tick to tick; the job takes half of it, and a lock lasts a quarter")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			flags.SetOutput(stderr)
-			flags.Usage()
-		}
+	err := cli.Parse("cron", args, stderr, func(flags *flag.FlagSet) {
+		c.stores.Flags(flags)
+		flags.IntVar(&c.processes, "processes", 5, "processes of the service")
+		flags.DurationVar(&c.every, "every", 2*time.Second, "time from tick to tick; the job takes half of it, and a lock lasts a quarter")
+	})
+	if err != nil {
 		return config{}, err
-	}
-	if flags.NArg() > 0 {
-		return config{}, fmt.Errorf("unexpected argument %q: want flags only", flags.Arg(0))
 	}
 	return c, c.check()
 }

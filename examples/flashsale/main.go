@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/herdgate/herdgate/examples/internal/cli"
 	"github.com/herdgate/herdgate/examples/internal/stores"
 )
 
@@ -83,23 +84,16 @@ type config struct {
 
 func parse(args []string, stderr io.Writer) (config, error) {
 	var c config
-	flags := flag.NewFlagSet("flashsale", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // main tells what is wrong
-	c.stores.Flags(flags)
-	flags.IntVar(&c.items, "items", 100, "items that there are")
-	flags.IntVar(&c.buyers, "buyers", 50, "buyers who come at once")
-	flags.IntVar(&c.tries, "tries", 3, "times that each of them tries to buy one item")
-	flags.DurationVar(&c.pause, "pause", 5*time.Millisecond, "what a service does for an order between reading the stock and writing it")
-	flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the tables")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			flags.SetOutput(stderr)
-			flags.Usage()
-		}
+	err := cli.Parse("flashsale", args, stderr, func(flags *flag.FlagSet) {
+		c.stores.Flags(flags)
+		flags.IntVar(&c.items, "items", 100, "items that there are")
+		flags.IntVar(&c.buyers, "buyers", 50, "buyers who come at once")
+		flags.IntVar(&c.tries, "tries", 3, "times that each of them tries to buy one item")
+		flags.DurationVar(&c.pause, "pause", 5*time.Millisecond, "what a service does for an order between reading the stock and writing it")
+		flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the tables")
+	})
+	if err != nil {
 		return config{}, err
-	}
-	if flags.NArg() > 0 {
-		return config{}, fmt.Errorf("unexpected argument %q: want flags only", flags.Arg(0))
 	}
 	return c, c.check()
 }

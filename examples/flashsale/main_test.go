@@ -17,7 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/herdgate/herdgate/examples/internal/stores"
-	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/examples/internal/stores/storestest"
 	"github.com/herdgate/herdgate/lock"
 	"github.com/herdgate/herdgate/lock/memlock"
 )
@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestNothingOversellsButNothing(t *testing.T) {
-	for name, servers := range everywhere() {
+	for name, servers := range storestest.Everywhere() {
 		t.Run(name, func(t *testing.T) {
 			var stdout bytes.Buffer
 			args := append(servers(t), "-json", "-items", "20", "-buyers", "15", "-tries", "3")
@@ -49,22 +49,6 @@ func TestNothingOversellsButNothing(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// everywhere are the stores to test on: each starts its servers, and returns the flags for them.
-func everywhere() map[string]func(t *testing.T) []string {
-	return map[string]func(t *testing.T) []string{
-		"embedded": func(*testing.T) []string { return nil },
-		"redis":    func(t *testing.T) []string { return []string{"-redis", testutil.StartRedis(t).Addr()} },
-		"redis and PostgreSQL": func(t *testing.T) []string {
-			dsn := "postgres://test@" + testutil.StartPostgres(t).Addr() + "/postgres?sslmode=disable"
-			return []string{"-redis", testutil.StartRedis(t).Addr(), "-db", "postgres", "-dsn", dsn}
-		},
-		"redis and MariaDB": func(t *testing.T) []string {
-			dsn := "root@tcp(" + testutil.StartMariaDB(t).Addr() + ")/test"
-			return []string{"-redis", testutil.StartRedis(t).Addr(), "-db", "mysql", "-dsn", dsn}
-		},
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/herdgate/herdgate/examples/internal/cli"
 )
 
 // config is what the command line asks for.
@@ -30,27 +32,20 @@ type config struct {
 
 func parse(args []string, stderr io.Writer) (config, error) {
 	var c config
-	flags := flag.NewFlagSet("hotkey", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // main tells what is wrong
-	flags.StringVar(&c.redis, "redis", "", "`host:port` of a Redis server (default: one embedded in this program)")
-	flags.StringVar(&c.db, "db", "", "SQLite `file`, or postgres://user:password@host/database (default: a temporary SQLite file)")
-	flags.IntVar(&c.instances, "instances", 8, "operating-system processes of the service")
-	flags.IntVar(&c.callers, "callers", 50, "concurrent callers in each of them")
-	flags.DurationVar(&c.ttl, "ttl", time.Second, "how long a cached value is fresh")
-	flags.DurationVar(&c.load, "load", 100*time.Millisecond, "how long a database query takes")
-	flags.DurationVar(&c.duration, "duration", 8*time.Second, "measured time of each of the two phases")
-	flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the table")
-	flags.StringVar(&c.metrics, "metrics", "", "serve the metrics of the herdgate instances at http://`host:port`/metrics while they run, and print their sums")
-	flags.StringVar(&c.out, "out", "", "write a report with charts to this HTML `file`")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			flags.SetOutput(stderr)
-			flags.Usage()
-		}
+	err := cli.Parse("hotkey", args, stderr, func(flags *flag.FlagSet) {
+		flags.StringVar(&c.redis, "redis", "", "`host:port` of a Redis server (default: one embedded in this program)")
+		flags.StringVar(&c.db, "db", "", "SQLite `file`, or postgres://user:password@host/database (default: a temporary SQLite file)")
+		flags.IntVar(&c.instances, "instances", 8, "operating-system processes of the service")
+		flags.IntVar(&c.callers, "callers", 50, "concurrent callers in each of them")
+		flags.DurationVar(&c.ttl, "ttl", time.Second, "how long a cached value is fresh")
+		flags.DurationVar(&c.load, "load", 100*time.Millisecond, "how long a database query takes")
+		flags.DurationVar(&c.duration, "duration", 8*time.Second, "measured time of each of the two phases")
+		flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the table")
+		flags.StringVar(&c.metrics, "metrics", "", "serve the metrics of the herdgate instances at http://`host:port`/metrics while they run, and print their sums")
+		flags.StringVar(&c.out, "out", "", "write a report with charts to this HTML `file`")
+	})
+	if err != nil {
 		return config{}, err
-	}
-	if flags.NArg() > 0 {
-		return config{}, fmt.Errorf("unexpected argument %q: want flags only", flags.Arg(0))
 	}
 	return c, c.check()
 }

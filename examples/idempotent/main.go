@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/herdgate/herdgate/examples/internal/cli"
 	"github.com/herdgate/herdgate/examples/internal/stores"
 )
 
@@ -73,22 +74,15 @@ type config struct {
 
 func parse(args []string, stderr io.Writer) (config, error) {
 	var c config
-	flags := flag.NewFlagSet("idempotent", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // main tells what is wrong
-	c.stores.Flags(flags)
-	flags.IntVar(&c.payments, "payments", 20, "payments, one after the other")
-	flags.IntVar(&c.deliveries, "deliveries", 5, "times that each is delivered, in parallel")
-	flags.DurationVar(&c.pause, "pause", 5*time.Millisecond, "what a service does for a payment before it is applied")
-	flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the table")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			flags.SetOutput(stderr)
-			flags.Usage()
-		}
+	err := cli.Parse("idempotent", args, stderr, func(flags *flag.FlagSet) {
+		c.stores.Flags(flags)
+		flags.IntVar(&c.payments, "payments", 20, "payments, one after the other")
+		flags.IntVar(&c.deliveries, "deliveries", 5, "times that each is delivered, in parallel")
+		flags.DurationVar(&c.pause, "pause", 5*time.Millisecond, "what a service does for a payment before it is applied")
+		flags.BoolVar(&c.json, "json", false, "print one JSON object instead of the table")
+	})
+	if err != nil {
 		return config{}, err
-	}
-	if flags.NArg() > 0 {
-		return config{}, fmt.Errorf("unexpected argument %q: want flags only", flags.Arg(0))
 	}
 	return c, c.check()
 }

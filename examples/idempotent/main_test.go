@@ -10,13 +10,13 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/herdgate/herdgate/internal/testutil"
+	"github.com/herdgate/herdgate/examples/internal/stores/storestest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestACallbackIsAppliedOnce(t *testing.T) {
-	for name, servers := range everywhere() {
+	for name, servers := range storestest.Everywhere() {
 		t.Run(name, func(t *testing.T) {
 			var stdout bytes.Buffer
 			if err := run(t.Context(), append(servers(t), "-json", "-payments", "10"), &stdout, t.Output()); err != nil {
@@ -46,22 +46,6 @@ func TestACallbackIsAppliedOnce(t *testing.T) {
 				t.Errorf("the ways are %s", got)
 			}
 		})
-	}
-}
-
-// everywhere are the stores to test on: each starts its servers, and returns the flags for them.
-func everywhere() map[string]func(t *testing.T) []string {
-	return map[string]func(t *testing.T) []string{
-		"embedded": func(*testing.T) []string { return nil },
-		"redis":    func(t *testing.T) []string { return []string{"-redis", testutil.StartRedis(t).Addr()} },
-		"redis and PostgreSQL": func(t *testing.T) []string {
-			dsn := "postgres://test@" + testutil.StartPostgres(t).Addr() + "/postgres?sslmode=disable"
-			return []string{"-redis", testutil.StartRedis(t).Addr(), "-db", "postgres", "-dsn", dsn}
-		},
-		"redis and MariaDB": func(t *testing.T) []string {
-			dsn := "root@tcp(" + testutil.StartMariaDB(t).Addr() + ")/test"
-			return []string{"-redis", testutil.StartRedis(t).Addr(), "-db", "mysql", "-dsn", dsn}
-		},
 	}
 }
 
