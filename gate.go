@@ -85,6 +85,10 @@ type keyspace interface {
 // drainTime is how long Close lets running loads and refreshes finish.
 const drainTime = 5 * time.Second
 
+// letGoTime is how long Close waits for commands that were given up on. go-redis lets
+// go of one when its ReadTimeout ends, by default after 5 s: this must be more.
+const letGoTime = 6 * time.Second
+
 // Open opens a gate. It returns a *[ConfigError] for options that cannot be used,
 // and the server's error if Redis refuses this client: the authentication, or a right
 // that a gate needs, which the error names (docs/acl.md has the list). If
@@ -176,7 +180,7 @@ func (g *Gate) awaitBus(ctx context.Context) error {
 // Close ends the gate and its caches: calls from then on return ErrClosed. Loads
 // and refreshes that run may finish and commit for at most 5 s, or until ctx ends;
 // then their loaders are cancelled and their leases released. A Redis client that
-// hangs may take as long again to let go of its commands. Close returns nil
+// hangs may take another 6 s to let go of its commands. Close returns nil
 // when nothing of the gate runs any more and no change is left to be made, otherwise an
 // error that says what still runs (a loader that ignores its context, a command that the
 // client holds on to), or that matches [ErrJournaled]: changes that Redis has not got are
@@ -232,9 +236,9 @@ func (g *Gate) close(ctx context.Context) error {
 	if err == nil && g.store != nil {
 		// Commands that were given up on end by the client's own timeouts. Those of the
 		// last moment get theirs, also if ctx is over.
-		patience := drainTime
+		patience := letGoTime
 		if deadline, ok := ctx.Deadline(); ok {
-			patience = min(drainTime, max(time.Until(deadline), g.options.RedisTimeout))
+			patience = min(letGoTime, max(time.Until(deadline), g.options.RedisTimeout))
 		}
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		err = g.store.Wait(rest)
