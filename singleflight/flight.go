@@ -23,15 +23,16 @@ type Flight[K comparable, S, V any] struct {
 	next     *Flight[K, S, V] // the next older flight of this key; protected by group.mu
 	detached bool             // protected by group.mu
 
-	// value and err are written by the flight's own goroutine before it closes
-	// done, and read only after that.
-	value V
-	err   error
-	done  chan struct{}
+	// value and err are written by the flight's own goroutine before it sets
+	// finished, and read only after that.
+	value    V
+	err      error
+	finished bool          // protected by group.mu
+	done     chan struct{} // nil while nobody has asked for it; protected by group.mu
 }
 
 func newFlight[K comparable, S, V any](ctx context.Context, g *Group[K, S, V], key K) *Flight[K, S, V] {
-	return &Flight[K, S, V]{group: g, key: key, starter: ctx, done: make(chan struct{})}
+	return &Flight[K, S, V]{group: g, key: key, starter: ctx}
 }
 
 // Key returns the key the flight was started for.
@@ -84,7 +85,23 @@ func (f *Flight[K, S, V]) Finish(value V, err error) {
 }
 
 // Done is closed when the flight has finished.
-func (f *Flight[K, S, V]) Done() <-chan struct{} { return f.done }
+func (f *Flight[K, S, V]) Done() <-chan struct{} {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	if f.done == nil {
+		f.done = make(chan struct{})
+		if f.finished {
+			close(f.done)
+		}
+	}
+	return f.done
+}
+
+func (f *Flight[K, S, V]) hasFinished() bool {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	return f.finished
+}
 
 // Wait returns the flight's result, or the zero V and ctx.Err() if ctx ends first.
 // An ended ctx wins even when the result is there, so the outcome never depends
@@ -93,9 +110,11 @@ func (f *Flight[K, S, V]) Done() <-chan struct{} { return f.done }
 // The error is the function's own, a [*PanicError] if it panicked, or [ErrGoexit]
 // if it called [runtime.Goexit].
 func (f *Flight[K, S, V]) Wait(ctx context.Context) (V, error) {
-	select {
-	case <-f.done:
-	case <-ctx.Done():
+	if !f.hasFinished() { // else who has opened the flight waits: no channel is made for that
+		select {
+		case <-f.Done():
+		case <-ctx.Done():
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		var zero V

@@ -153,9 +153,13 @@ func (g *Group[K, S, V]) finish(f *Flight[K, S, V]) {
 		close(g.idle)
 		g.idle = nil
 	}
+	f.finished = true
+	done := f.done
 	g.mu.Unlock()
 
-	close(f.done)
+	if done != nil {
+		close(done)
+	}
 }
 
 // unlink takes f, and only f, out of its key's chain. The caller holds g.mu.
