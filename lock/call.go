@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -32,11 +33,35 @@ func call[T any](ctx context.Context, limit time.Duration, f func(context.Contex
 		default:
 		}
 		var zero T
-		if err := ctx.Err(); err != nil {
-			return zero, err
-		}
-		return zero, fmt.Errorf("no answer within %v: %w", limit, bounded.Err())
+		return zero, noAnswer(ctx, limit)
 	}
+}
+
+// direct is call without a goroutine, for a backend that is prompt.
+func direct[T any](ctx context.Context, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	value, err := f(bounded)
+	if err != nil && bounded.Err() != nil && !errors.Is(err, ErrNotAcquired) && !errors.Is(err, ErrNotHeld) {
+		err = noAnswer(ctx, limit)
+	}
+	return value, err
+}
+
+// callDetached is call with a ctx that nobody cancels.
+func callDetached[T any](ctx context.Context, backend Backend, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
+	if backend.Capabilities().Prompt {
+		return direct(ctx, limit, f)
+	}
+	return call(ctx, limit, f)
+}
+
+// noAnswer is the error of a call that was ended by ctx, or else by its limit.
+func noAnswer(ctx context.Context, limit time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return fmt.Errorf("no answer within %v: %w", limit, context.DeadlineExceeded)
 }
 
 // backoff is the time before try number n+1: it doubles from low to high, drawn from the upper half of each step.

@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,6 +17,7 @@ import (
 type Engine struct {
 	backend Backend
 	opts    Options
+	slow    atomic.Bool // the last answer to an acquire came late, or not at all
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
@@ -167,21 +169,37 @@ func (a *acquisition) try(ctx context.Context) (*Lease, error) {
 	if ctx.Err() != nil {
 		return nil, a.gaveUp(ctx)
 	}
-	lease, err := a.send(ctx)
+	lease, err := a.send(ctx, a.engine.backend.Capabilities().Prompt && !a.engine.slow.Load())
 	if err == nil || errors.Is(err, ErrNotAcquired) || ctx.Err() != nil {
 		return lease, err
 	}
-	return a.send(ctx)
+	return a.send(ctx, false)
 }
 
-func (a *acquisition) send(ctx context.Context) (*Lease, error) {
+// promptPart is the part of CallTimeout that a caller may be kept by a request that it makes itself.
+const promptPart = 10
+
+// send sends a request, if inline in this goroutine. Then it gets no long time, since a cancel is not heeded.
+func (a *acquisition) send(ctx context.Context, inline bool) (*Lease, error) {
 	e := a.engine
 	sentAt := time.Now()
-	a.sends.Add(1)
-	grant, err := call(ctx, e.opts.CallTimeout, func(ctx context.Context) (Grant, error) {
-		defer a.sends.Done()
-		return e.backend.Acquire(ctx, a.req)
-	})
+	var grant Grant
+	var err error
+	if inline {
+		grant, err = direct(ctx, e.opts.CallTimeout/promptPart, func(ctx context.Context) (Grant, error) {
+			return e.backend.Acquire(ctx, a.req)
+		})
+	} else {
+		a.sends.Add(1)
+		grant, err = call(ctx, e.opts.CallTimeout, func(ctx context.Context) (Grant, error) {
+			defer a.sends.Done()
+			return e.backend.Acquire(ctx, a.req)
+		})
+	}
+	answered := err == nil || errors.Is(err, ErrNotAcquired)
+	if slow := !answered || time.Since(sentAt) >= e.opts.CallTimeout/promptPart; slow != e.slow.Load() {
+		e.slow.Store(slow)
+	}
 	switch {
 	case errors.Is(err, ErrNotAcquired):
 		contended := &ContendedError{Name: a.req.Name}
@@ -339,5 +357,8 @@ func (a *acquisition) tell(err error) {
 }
 
 func (a *acquisition) event(kind EventKind, err error) {
-	a.engine.opts.Monitor.tell(Event{Kind: kind, Name: a.req.Name, Waited: time.Since(a.started), Err: err})
+	if a.engine.opts.Monitor == nil {
+		return
+	}
+	a.engine.opts.Monitor(Event{Kind: kind, Name: a.req.Name, Waited: time.Since(a.started), Err: err})
 }

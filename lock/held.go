@@ -75,19 +75,20 @@ func (h *held) unlock(ctx context.Context) error {
 
 // release sends the release until the store answers, within CallTimeout. The caller has the place in unlocking.
 func (h *held) release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, h.opts.CallTimeout)
-	defer cancel()
-	for {
-		_, err := call(ctx, h.opts.CallTimeout/2, func(ctx context.Context) (struct{}, error) {
+	limit := h.opts.CallTimeout / 2
+	for began := time.Now(); ; {
+		_, err := callDetached(ctx, h.backend, limit, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, h.backend.Release(ctx, h.claim)
 		})
 		if err == nil || errors.Is(err, ErrNotHeld) {
 			return err
 		}
 		h.unsure = true
-		if !pause(ctx, jitter(h.opts.CallTimeout/20), nil) {
+		rest := jitter(h.opts.CallTimeout / 20)
+		if limit = min(limit, h.opts.CallTimeout-time.Since(began)-rest); limit <= 0 {
 			return err
 		}
+		pause(ctx, rest, nil)
 	}
 }
 
@@ -142,9 +143,13 @@ func (h *held) mind(ctx context.Context) {
 // renew asks the store once, for at most limit, and moves the deadline or ends the hold.
 func (h *held) renew(ctx context.Context, ttl, limit time.Duration) error {
 	sentAt := time.Now()
-	_, err := call(ctx, limit, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, h.backend.Renew(ctx, h.claim, ttl)
-	})
+	send := func(ctx context.Context) (struct{}, error) { return struct{}{}, h.backend.Renew(ctx, h.claim, ttl) }
+	var err error
+	if ctx.Done() == nil { // the watchdog's
+		_, err = callDetached(ctx, h.backend, limit, send)
+	} else {
+		_, err = call(ctx, limit, send)
+	}
 	switch {
 	case err == nil:
 		if err := h.prolong(sentAt.Add(ttl - h.opts.drift(ttl))); err != nil {
@@ -238,5 +243,8 @@ func (h *held) overdue() error {
 }
 
 func (h *held) tell(kind EventKind, err error) {
-	h.opts.Monitor.tell(Event{Kind: kind, Name: h.claim.Name, Held: time.Since(h.since), Err: err})
+	if h.opts.Monitor == nil {
+		return
+	}
+	h.opts.Monitor(Event{Kind: kind, Name: h.claim.Name, Held: time.Since(h.since), Err: err})
 }

@@ -121,6 +121,10 @@ type Capabilities struct {
 	Shared bool
 	// MaxTTL is the longest TTL that the backend can keep. Zero: there is no bound.
 	MaxTTL time.Duration
+	// Prompt: Acquire, Renew and Release end when their ctx does or, if it is cancelled, at its deadline at the latest,
+	// whatever becomes of the store. An Engine calls them in the goroutine of its caller then, who is spared two
+	// switches; a cancel of TryLock and Lock may then be noticed up to a tenth of CallTimeout late.
+	Prompt bool
 }
 
 // Backend is a store that gives locks. Package locktest holds its conformance suite.

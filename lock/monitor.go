@@ -74,9 +74,3 @@ func (k EventKind) String() string {
 	}
 	return "unknown event"
 }
-
-func (m Monitor) tell(e Event) {
-	if m != nil {
-		m(e)
-	}
-}

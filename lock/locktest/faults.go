@@ -49,6 +49,13 @@ func (f *Faults) call(ctx context.Context, place *Fault, pass func() error) erro
 	return fault(ctx, pass)
 }
 
+// Capabilities implements lock.Backend. A fault may hang, so nothing is prompt.
+func (f *Faults) Capabilities() lock.Capabilities {
+	c := f.Backend.Capabilities()
+	c.Prompt = false
+	return c
+}
+
 // Acquire implements lock.Backend.
 func (f *Faults) Acquire(ctx context.Context, req lock.Request) (lock.Grant, error) {
 	var grant lock.Grant

@@ -165,7 +165,7 @@ func (b *Backend) Release(ctx context.Context, claim lock.Claim) error {
 
 // Capabilities implements lock.Backend.
 func (*Backend) Capabilities() lock.Capabilities {
-	return lock.Capabilities{Fence: true, Fair: true, Shared: true}
+	return lock.Capabilities{Fence: true, Fair: true, Shared: true, Prompt: true}
 }
 
 func check(ctx context.Context, req lock.Request) error {

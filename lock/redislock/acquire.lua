@@ -1,7 +1,7 @@
 -- Gives the lock to its owner, or tells how long it is held.
 --
 -- KEYS[1]  the lock: "owner:token", always with a TTL
--- KEYS[2]  the fence: the token of the last grant
+-- KEYS[2]  the fence: the token of the last grant; only of a lock with tokens
 -- ARGV[1]  owner, unique to the acquisition
 -- ARGV[2]  TTL of the lock, ms
 -- ARGV[3]  TTL of the fence, ms; 0 for a lock without tokens

@@ -74,6 +74,9 @@ var (
 // New makes a backend that uses client, which stays the caller's to close, after the backend. Nothing is sent yet. The
 // error names what is out of range.
 //
+// Set ContextTimeoutEnabled in the client's options: locks are then taken and freed about twice as fast, as no goroutine has
+// to stand by that leaves a command whose time is over.
+//
 // A redis.Ring is no place for locks: when a shard does not answer it uses another, where the lock is free.
 func New(client redis.UniversalClient, opts Options) (*Backend, error) {
 	if client == nil {
@@ -113,11 +116,12 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 	if err := req.Validate(); err != nil {
 		return lock.Grant{}, err
 	}
+	names := append(make([]string, 0, 2), b.keys.lock(req.Name))
 	var fenceLife int64
 	if b.opts.Fence {
+		names = append(names, b.keys.fence(req.Name))
 		fenceLife = millis(max(FenceLife, req.TTL)) // the fence outlives the lock
 	}
-	names := []string{b.keys.lock(req.Name), b.keys.fence(req.Name)}
 	var grant lock.Grant
 	err := b.replicated(ctx, names[0], func(send sender) error {
 		reply, err := b.acquire.run(ctx, send, names, req.Owner, millis(req.TTL), fenceLife).Slice()
@@ -187,7 +191,21 @@ func held(cmd *redis.Cmd) error {
 }
 
 // Capabilities implements lock.Backend.
-func (b *Backend) Capabilities() lock.Capabilities { return lock.Capabilities{Fence: b.opts.Fence} }
+func (b *Backend) Capabilities() lock.Capabilities {
+	// To wait for replicas takes longer than what a caller may be kept for.
+	return lock.Capabilities{Fence: b.opts.Fence, Prompt: b.opts.Replicas == 0 && heedful(b.client)}
+}
+
+// heedful tells whether the commands of client end at the deadline of their ctx. Of a wrapper nothing is known.
+func heedful(client redis.UniversalClient) bool {
+	switch c := client.(type) {
+	case *redis.Client:
+		return c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		return c.Options().ContextTimeoutEnabled
+	}
+	return false
+}
 
 // Notify implements lock.Notifier. All waiters share one subscription, on a connection of its own, which lives until Close.
 func (b *Backend) Notify(ctx context.Context, name string) (released <-chan struct{}, stop func(), err error) {

@@ -376,3 +376,42 @@ func TestAHolderThatWasKilledLeavesTheLockAfterItsTTL(t *testing.T) {
 	must(t, err)
 	must(t, lease.Unlock(t.Context()))
 }
+
+// What Capabilities.Prompt says: go-redis' own timeouts would be a minute.
+func TestRequestsEndAtTheDeadlineWhereTheClientHeedsIt(t *testing.T) {
+	server := testutil.StartRedis(t)
+	backend := func(heeds bool, opts redislock.Options) *redislock.Backend {
+		return newBackend(t, server.Client(t, func(o *redis.Options) {
+			o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = heeds, time.Minute, time.Minute
+		}), opts)
+	}
+	if backend(false, redislock.Options{}).Capabilities().Prompt {
+		t.Error("a client that ignores deadlines makes a backend that is prompt")
+	}
+	if backend(true, redislock.Options{Replicas: 1}).Capabilities().Prompt {
+		t.Error("a backend is prompt that waits for replicas")
+	}
+	b := backend(true, redislock.Options{})
+	if !b.Capabilities().Prompt {
+		t.Fatal("a client that heeds deadlines makes a backend that is not prompt")
+	}
+	req := lock.Request{Name: "job", Owner: "me", TTL: time.Minute}
+	grant, err := b.Acquire(t.Context(), req)
+	must(t, err)
+	claim := lock.Claim{Name: req.Name, Owner: req.Owner, Token: grant.Token}
+	server.Freeze()
+	defer server.Thaw()
+	for name, request := range map[string]func(context.Context) error{
+		"acquire": func(ctx context.Context) error { _, err := b.Acquire(ctx, req); return err },
+		"renew":   func(ctx context.Context) error { return b.Renew(ctx, claim, req.TTL) },
+		"release": func(ctx context.Context) error { return b.Release(ctx, claim) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		start := time.Now()
+		err := request(ctx)
+		cancel()
+		if took := time.Since(start); err == nil || took > 30*time.Second {
+			t.Errorf("%s: ended after %v with %v", name, took, err)
+		}
+	}
+}
