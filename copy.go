@@ -24,8 +24,8 @@ const copyOverhead = 128
 // except for ask. Times are the gate's monotonic time.
 type copied[V any] struct {
 	content[V]
-	size int    // bytes that the value counts for
-	seen string // version of the entry
+	size int       // bytes that the value counts for
+	seen wire.Seen // version of the entry
 
 	built  time.Duration // when the entry was stored
 	early  time.Duration // from when on it is refreshed ahead
@@ -155,8 +155,8 @@ func (got *loaded[V]) life(p *Policy) lifetime {
 // build time.
 type encoded struct {
 	entry []byte
-	seen  string // its version
-	size  int    // of the payload, before it was compressed
+	seen  wire.Seen // its version
+	size  int       // of the payload, before it was compressed
 }
 
 // b is the value as it is stored, if that is known already.
@@ -190,7 +190,7 @@ func (c *Cache[V]) encode(keys remote.Keys, what content[V], l lifetime, generat
 		payload = append(wire.AppendExtended(nil, what.extended), payload...)
 	}
 	entry := wire.Append(nil, header, payload)
-	return encoded{entry: entry, seen: wire.Seen(entry), size: b.size}, nil
+	return encoded{entry: entry, seen: wire.SeenIn(entry), size: b.size}, nil
 }
 
 // newVersion is random so that two stores never share one, in whatever process.
@@ -202,20 +202,20 @@ func newVersion() uint64 {
 
 // made is the local copy of an entry that was stored at the time built.
 func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duration, p *Policy) *copied[V] {
-	cp := &copied[V]{
-		content: of,
-		size:    e.size,
-		seen:    e.seen,
-		built:   built,
-		early:   built + l.early,
-		fresh:   built + l.fresh,
-		hard:    built + l.hard,
-	}
-	if c.hooks.size != nil && !of.missing {
-		cp.size = int(max(0, c.hooks.size(of.value)))
+	cp := &copied[V]{content: of}
+	c.fill(cp, e, l, built, p)
+	return cp
+}
+
+// fill completes a copy that has its content.
+func (c *Cache[V]) fill(cp *copied[V], e encoded, l lifetime, built time.Duration, p *Policy) {
+	cp.size, cp.seen = e.size, e.seen
+	cp.built, cp.early, cp.fresh, cp.hard = built, built+l.early, built+l.fresh, built+l.hard
+	if c.hooks.size != nil && !cp.missing {
+		cp.size = int(max(0, c.hooks.size(cp.value)))
 	}
 	cp.apart = p.LocalTTL == Off || !c.tiered
-	cp.tagged = len(of.extended.Tags) > 0
+	cp.tagged = len(cp.extended.Tags) > 0
 	cp.check, cp.ahead = cp.hard, cp.early
 	if c.gate.store != nil && !cp.apart {
 		// A hot copy is checked in the last tenth of its LocalTTL, so that no caller
@@ -223,13 +223,12 @@ func (c *Cache[V]) made(of content[V], e encoded, l lifetime, built time.Duratio
 		check := c.gate.now() + p.LocalTTL
 		cp.check, cp.ahead = min(cp.hard, check), min(cp.early, check-p.LocalTTL/10)
 	}
-	return cp
 }
 
 // found is an entry as it was read.
 type found[V any] struct {
 	cp    *copied[V] // nil: absent, or unusable
-	seen  string     // its version, for the acquire script
+	seen  wire.Seen  // its version, for the acquire script
 	newer bool       // written by a newer version of the code: not to be touched
 
 	body body // cp's value as it is stored; without data if that is not known
@@ -242,7 +241,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	if entry == nil {
 		return found[V]{}, nil
 	}
-	seen := wire.Seen(entry)
+	seen := wire.SeenIn(entry)
 	header, payload, err := wire.Parse(entry, c.want(keys, generation))
 	if errors.Is(err, wire.ErrOther) {
 		c.events.emit(Event{Kind: EventOutdated, Key: key})
@@ -252,7 +251,9 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		c.events.emit(Event{Kind: EventNewerEntry, Key: key})
 		return found[V]{seen: seen, newer: true}, nil
 	}
-	what := content[V]{missing: header.Flags&wire.FlagNegative != 0}
+	cp := new(copied[V])
+	what := &cp.content
+	what.missing = header.Flags&wire.FlagNegative != 0
 	var b body
 	if err == nil && header.Flags&wire.FlagExtended != 0 {
 		what.extended, payload, err = wire.CutExtended(payload)
@@ -271,12 +272,12 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		// The copy is of this very entry.
 		what.value, b = old.value, body{data: payload, flags: header.Flags & (wire.FlagS2 | wire.FlagZstd), size: old.size}
 	} else if err == nil && !what.missing {
-		what.value, err = singleflight.Protect(func() (v V, err error) {
-			var plain []byte
-			if b, plain, err = c.unpack(payload, header.Flags); err == nil {
-				err = c.policy.Codec.Unmarshal(plain, &v)
+		b, err = singleflight.Protect(func() (body, error) {
+			b, plain, err := c.unpack(payload, header.Flags)
+			if err == nil {
+				err = c.policy.Codec.Unmarshal(plain, &what.value)
 			}
-			return v, err
+			return b, err
 		})
 	}
 	if err != nil {
@@ -297,7 +298,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		age = max(age, 0)
 	}
 	now := c.gate.now()
-	cp := c.made(what, encoded{seen: seen, size: b.size}, l, now-age, p.policy)
+	c.fill(cp, encoded{seen: seen, size: b.size}, l, now-age, p.policy)
 	if !known {
 		// Marked stale by Expire, or stamped by another clock: stale, and for how long
 		// more cannot be told. That Redis still has it says that it is not over (I11).

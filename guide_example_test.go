@@ -267,12 +267,14 @@ func (tenantOrders) Load(_ context.Context, load *herdgate.Load[string]) (string
 
 func Example_clients() {
 	rdb := redis.NewClient(&redis.Options{
-		Addr:          "127.0.0.1:6379",
-		DialerRetries: 1, // a refused connection fails at once, not after five tries
+		Addr:                  "127.0.0.1:6379",
+		ContextTimeoutEnabled: true, // reads heed deadlines, and need no goroutine of their own for that
+		DialerRetries:         1,    // a refused connection fails at once, not after five tries
 	})
 	defer rdb.Close()
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: []string{"127.0.0.1:7000"},
+		Addrs:                 []string{"127.0.0.1:7000"},
+		ContextTimeoutEnabled: true,
 		// No ReadOnly, RouteByLatency or RouteRandomly: a replica may not know of a Delete yet.
 	})
 	defer cluster.Close()

@@ -35,9 +35,9 @@ type member[V any] struct {
 	p    *plan[V]
 	keys remote.Keys
 
-	old    found[V] // the entry, as it was read last
-	served string   // refreshes: version of the entry that the next hits are served
-	ended  func()   // told before the flight ends; may be nil
+	old    found[V]  // the entry, as it was read last
+	served wire.Seen // refreshes: version of the entry that the next hits are served
+	ended  func()    // told before the flight ends; may be nil
 	a      acquisition[V]
 	err    error // of the last step
 	slot   *loadSlot

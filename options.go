@@ -20,8 +20,12 @@ const Off = -1
 // default.
 type Options struct {
 	// Redis is the shared tier: a go-redis v9 client of a single node, of Sentinel or
-	// of a Cluster, Redis 6 or newer. The gate does not close it. nil: this process caches for itself
-	// alone, in the local tier.
+	// of a Cluster, Redis 6 or newer. The gate does not close it. nil: this process caches
+	// for itself alone, in the local tier.
+	//
+	// Set ContextTimeoutEnabled in the client's options: a lone call then reads in its own
+	// goroutine, in half the time. Its deadline counts as before, but a cancel may then be
+	// noticed up to RedisTimeout late.
 	Redis redis.UniversalClient
 
 	// Namespace is the first part of every Redis key and channel, and keeps apart

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/internal/wire"
 	"github.com/herdgate/herdgate/lock"
 )
 
@@ -51,7 +52,7 @@ func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, old found[V], p *plan
 func (c *Cache[V]) asking(f *flight[V], keys remote.Keys, old found[V], p *plan[V], wait bool, outer outerLock) (acquisition[V], remote.Acquire) {
 	a := acquisition[V]{old: old, outer: outer, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
-	return a, remote.Acquire{Owner: a.claim.Owner, TTL: p.policy.LockTTL, Seen: old.seen, Wait: wait, Outer: outer.says}
+	return a, remote.Acquire{Owner: a.claim.Owner, TTL: p.policy.LockTTL, Seen: old.seen.String(), Wait: wait, Outer: outer.says}
 }
 
 // asked takes the answer to that request.
@@ -135,7 +136,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, old found[V], p *plan
 			return c.unlocked(f, p, keepUnshared)
 		case read.cp != nil && read.seen != old.seen && read.cp.servable(now):
 			return read.cp.result(outcome, now)
-		case read.seen != "" || a.State == remote.Newer:
+		case read.seen != wire.Seen{} || a.State == remote.Newer:
 			old = read
 		}
 	}

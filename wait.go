@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/herdgate/herdgate/internal/remote"
+	"github.com/herdgate/herdgate/internal/wire"
 )
 
 const (
@@ -22,11 +23,11 @@ const (
 	firstPoll = 20 * time.Millisecond
 )
 
-// await waits until there may be another entry than the one of version seen (""
+// await waits until there may be another entry than the one of version seen (zero
 // for none): a wake-up; or rest has passed, and the lease may be asked for again; or
 // a poll finds one that can be served. It returns what it read last. An error is
 // ctx's cause, or that of a read that Redis did not answer.
-func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, seen string, rest time.Duration, p *plan[V]) (read found[V], err error) {
+func (c *Cache[V]) await(ctx context.Context, f *flight[V], keys remote.Keys, seen wire.Seen, rest time.Duration, p *plan[V]) (read found[V], err error) {
 	start := c.gate.now()
 	ctx, end := c.gate.begin(ctx, StepWait, c.name, f.Key())
 	defer func() {
@@ -95,11 +96,11 @@ type quietKeys struct {
 }
 
 type quietMark struct {
-	seen  string
+	seen  wire.Seen
 	until time.Duration
 }
 
-func (q *quietKeys) holds(key, seen string, now time.Duration) bool {
+func (q *quietKeys) holds(key string, seen wire.Seen, now time.Duration) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	mark, ok := q.m[key]
@@ -107,7 +108,7 @@ func (q *quietKeys) holds(key, seen string, now time.Duration) bool {
 }
 
 // put marks a key.
-func (q *quietKeys) put(key, seen string, until, now time.Duration) {
+func (q *quietKeys) put(key string, seen wire.Seen, until, now time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.m == nil {

@@ -65,7 +65,7 @@ type instance struct {
 // newInstance opens a gate whose bus is confirmed. Nothing is counted yet.
 func newInstance(tb testing.TB, server *testutil.Redis) *instance {
 	tb.Helper()
-	in := &instance{rdb: server.Client(tb), sent: &commands{}}
+	in := &instance{rdb: server.Client(tb, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), sent: &commands{}}
 	in.rdb.AddHook(in.sent)
 	// As patient as go-redis itself: a busy machine makes both sides slow, not one of
 	// them degraded.

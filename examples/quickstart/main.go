@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	defer func() { _ = db.Close() }()
 
-	rdb := redis.NewClient(&redis.Options{Addr: *redisAddr})
+	rdb := redis.NewClient(&redis.Options{Addr: *redisAddr, ContextTimeoutEnabled: true})
 	defer func() { _ = rdb.Close() }()
 	gate, err := herdgate.Open(ctx, herdgate.Options{Redis: rdb, Namespace: "quickstart"})
 	if err != nil {

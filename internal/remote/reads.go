@@ -20,6 +20,8 @@ const (
 	// stallPart is the part of the timeout after which a lane that is not back counts as
 	// stalled: another one is opened beside it.
 	stallPart = 10
+	// trust is how many lanes have to be back in time, in a row, before callers go along.
+	trust = 16
 )
 
 // reads sends GETs to one server. As many as there are lanes go at once and alone; what
@@ -30,6 +32,11 @@ const (
 // does, and so is a lane that is not back by then. Long before, lanes that stall, of a
 // connection that lost a packet, have been joined by others: at most maxLanes in each
 // tenth of the timeout.
+//
+// A lane is a goroutine, and to switch to it and back takes as long as the GET. So where
+// the client heeds deadlines, and the server has answered in time of late, a caller who
+// finds no lane out goes along: it is the lane for its own GET. A cancel of its context is
+// then noticed only when the GET ends, by the answer, its deadline or the timeout.
 type reads struct {
 	server *breaker
 	used   sync.Pool // of *reading
@@ -39,6 +46,7 @@ type reads struct {
 	lanes   []*lane // those under way
 	idle    []*lane
 	watched bool // the watch is set
+	trusted int  // lanes in a row that were back in time with an answer
 }
 
 // reading is one GET.
@@ -89,13 +97,39 @@ func (l lent) Err() error {
 // Value implements context.Context.
 func (l lent) Value(key any) any { return l.values.Value(key) }
 
+// limited is the context of a lane that is a caller, with the end of its time. What ends
+// then, and go-redis' pauses between its tries with it, is the caller's context or the lane.
+type limited struct {
+	context.Context
+
+	until time.Time
+}
+
+// Deadline implements context.Context.
+func (l limited) Deadline() (deadline time.Time, ok bool) { return l.until, true }
+
+// heedful reports whether a command of client ends at the deadline of its context also
+// while the server does not answer, which go-redis sees to where ContextTimeoutEnabled is
+// set. No client notices a cancel while it reads.
+func heedful(client redis.UniversalClient) bool {
+	switch c := client.(type) {
+	case *redis.Client:
+		return c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		return c.Options().ContextTimeoutEnabled
+	}
+	return false // a Ring asks another shard, and of a wrapper nothing is known
+}
+
 // get reads a key; redis.Nil if it is not there.
 func (rs *reads) get(ctx context.Context, key string) ([]byte, error) {
 	r, _ := rs.used.Get().(*reading)
 	if r == nil {
 		r = &reading{done: make(chan struct{}, 1)}
 	}
-	rs.send(ctx, r, key)
+	if l := rs.send(ctx, r, key); l != nil {
+		rs.ride(ctx, l, r)
+	}
 	select {
 	case <-r.done:
 	case <-ctx.Done():
@@ -111,34 +145,50 @@ func (rs *reads) get(ctx context.Context, key string) ([]byte, error) {
 	return entry, err
 }
 
-func (rs *reads) send(ctx context.Context, r *reading, key string) {
+// send has a lane send a reading, or returns the one that is its caller.
+func (rs *reads) send(ctx context.Context, r *reading, key string) *lane {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	r.ctx, r.key, r.since = ctx, key, time.Now()
 	rs.waiting = append(rs.waiting, r)
-	rs.open() //nolint:contextcheck // a lane has its own, with the values of the calls
+	along := rs.trusted >= trust && len(rs.lanes) == 0 && len(rs.waiting) == 1
+	l := rs.open()
 	if !rs.watched {
 		rs.watched = true
 		time.AfterFunc(rs.stall(), rs.watch)
 	}
+	if along {
+		return l
+	}
+	rs.start(l) //nolint:contextcheck // a lane has its own, with the values of the calls
+	return nil
 }
 
-// open sends what waits if there is a lane for it. The caller holds mu.
-func (rs *reads) open() {
+// open returns a lane for what waits, nil for none. The caller holds mu.
+func (rs *reads) open() *lane {
 	if len(rs.waiting) == 0 || len(rs.lanes) >= maxLanes && rs.moving() >= maxLanes {
-		return
+		return nil
 	}
-	l := &lane{lost: make(chan struct{})}
+	var l *lane
 	if n := len(rs.idle); n > 0 {
 		l, rs.idle = rs.idle[n-1], rs.idle[:n-1]
+	} else {
+		l = &lane{lost: make(chan struct{})}
 	}
 	if rs.fill(l); len(l.batch) == 0 { // the callers of all that waited have left
 		rs.idle = append(rs.idle, l)
-		return
+		return nil
 	}
 	rs.lanes = append(rs.lanes, l)
 	rs.server.store.calls.Add(1)
-	go rs.run(l)
+	return l
+}
+
+// start lets a lane run, if there is one.
+func (rs *reads) start(l *lane) {
+	if l != nil {
+		go rs.run(l)
+	}
 }
 
 // moving is the number of lanes that do not stall. The caller holds mu.
@@ -154,23 +204,50 @@ func (rs *reads) moving() (n int) {
 
 func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallPart }
 
+// ride is the way of a lane that is its caller. What has come meanwhile gets a goroutine.
+func (rs *reads) ride(ctx context.Context, l *lane, r *reading) {
+	limit := limited{lent{l, ctx}, r.since.Add(rs.server.store.timeout)}
+	own, ok := ctx.Deadline()
+	if ok = ok && own.Before(limit.until); ok {
+		limit = limited{ctx, own}
+	}
+	v, err := rs.server.store.rdb.Get(limit, r.key).Bytes()
+	if ok && judge(err) == verdictSilence && !time.Now().Before(own) {
+		<-ctx.Done() // its timer may be a little behind that of the connection
+		err = context.Cause(ctx)
+	}
+	r.end(v, err)
+	if rs.next(l, err) {
+		rs.start(l) //nolint:contextcheck // see send
+	} else {
+		rs.server.store.calls.Done()
+	}
+}
+
 func (rs *reads) run(l *lane) {
 	defer rs.server.store.calls.Done()
-	for more := true; more; more = rs.next(l) {
-		rs.ask(l)
+	var err error
+	for more := true; more; more = rs.next(l, err) {
+		err = rs.ask(l)
 		runtime.Gosched() // who has got an answer may have another question: it goes along
 	}
 }
 
-// next gives a lane that is back another batch. It is false if there is none, or if the
-// lane was given up on.
-func (rs *reads) next(l *lane) bool {
+// next gives a lane that is back, with the error of what it has sent last, another batch.
+// It is false if there is none, or if the lane was given up on.
+func (rs *reads) next(l *lane, err error) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	i := slices.Index(rs.lanes, l)
 	if i < 0 {
 		rs.server.hung.Add(-1)
 		return false
+	}
+	switch {
+	case judge(err) != verdictAnswer || time.Since(l.since) >= rs.stall():
+		rs.trusted = 0
+	case rs.server.store.heedful:
+		rs.trusted++
 	}
 	if len(rs.lanes) <= maxLanes { // else others have taken its place
 		if rs.fill(l); len(l.batch) > 0 {
@@ -222,24 +299,24 @@ func (rs *reads) watch() {
 		}
 		late := overdue(l.since)
 		if late {
+			rs.trusted = 0
 			close(l.lost)
 			rs.server.hung.Add(1)
 		}
 		return late
 	})
-	rs.open()
+	rs.start(rs.open())
 	if rs.watched = len(rs.lanes) > 0; rs.watched {
 		time.AfterFunc(rest, rs.watch)
 	}
 }
 
-// ask sends a lane's batch and hands out the answers.
-func (rs *reads) ask(l *lane) {
+// ask sends a lane's batch and hands out the answers. It returns the error of the last.
+func (rs *reads) ask(l *lane) (err error) {
 	batch := l.batch // only its own goroutine gives it another
 	var ctx context.Context = lent{l, batch[0].ctx}
 	if len(batch) == 1 {
-		rs.alone(ctx, batch[0])
-		return
+		return rs.alone(ctx, batch[0])
 	}
 	pipe := rs.server.store.rdb.Pipeline()
 	gets := make([]*redis.StringCmd, len(batch))
@@ -248,18 +325,20 @@ func (rs *reads) ask(l *lane) {
 	}
 	_, failed := pipe.Exec(ctx)
 	for i, r := range batch {
-		v, err := gets[i].Bytes()
-		if failed != nil && err == nil && len(v) == 0 {
-			rs.alone(ctx, r) // the client has not sent it: it cannot pipeline
+		var v []byte
+		if v, err = gets[i].Bytes(); failed != nil && err == nil && len(v) == 0 {
+			err = rs.alone(ctx, r) // the client has not sent it: it cannot pipeline
 			continue
 		}
 		r.end(v, err)
 	}
+	return err
 }
 
-func (rs *reads) alone(ctx context.Context, r *reading) {
+func (rs *reads) alone(ctx context.Context, r *reading) error {
 	v, err := rs.server.store.rdb.Get(ctx, r.key).Bytes()
 	r.end(v, err)
+	return err
 }
 
 // end ends the reading, if it has not ended.

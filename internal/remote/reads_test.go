@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/herdgate/herdgate/internal/testutil"
@@ -19,6 +20,7 @@ import (
 // gets is a client that holds GETs back while it is told to, and counts them.
 type gets struct {
 	hold      atomic.Pointer[chan struct{}] // nil: it does not
+	along     atomic.Int64                  // GETs by their own callers
 	refuse    error                         // what becomes of pipelines, if not nil
 	alone     atomic.Int64
 	pipelines atomic.Int64
@@ -46,6 +48,9 @@ func (g *gets) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "get" {
 			g.alone.Add(1)
+			if _, own := ctx.(limited); own {
+				g.along.Add(1)
+			}
 			g.wait()
 		}
 		return next(ctx, cmd)
@@ -355,4 +360,156 @@ func TestReadsOfAClusterAreNotCrossed(t *testing.T) {
 	if n := len(s.masters); n != 3 {
 		t.Errorf("the reads went by %d masters, want 3", n)
 	}
+}
+
+// trustedReads is heldReads with a client that heeds deadlines and a server that has
+// answered in time so often that callers go along. stall makes the server answer nothing
+// until resume.
+func trustedReads(t *testing.T, test func(t *testing.T, s *Store, g *gets, stall, resume func())) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m, client := testutil.NewBubbleRedis(t)
+		rdb := client(func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s := newStore(rdb)
+		for n := range 200 {
+			must(t, rdb.Set(t.Context(), s.Keys("c", strconv.Itoa(n)).V, entryOf(n), 0).Err())
+		}
+		g := &gets{}
+		rdb.AddHook(g)
+		for range trust {
+			must(t, ask(t.Context(), s, 0))
+			synctest.Wait() // the lane is back
+		}
+		if n := g.along.Load(); n != 0 {
+			t.Fatalf("%d of the first callers went along", n)
+		}
+		var stalled atomic.Pointer[chan struct{}]
+		m.Server().SetPreHook(func(*server.Peer, string, ...string) bool {
+			if resumed := stalled.Load(); resumed != nil {
+				<-*resumed
+			}
+			return false
+		})
+		test(t, s, g, func() {
+			resumed := make(chan struct{})
+			stalled.Store(&resumed)
+		}, func() { close(*stalled.Swap(nil)) })
+		must(t, s.Wait(t.Context()))
+	})
+}
+
+func TestACallerReadsItselfFromAServerThatAnswersInTime(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, g *gets, _, _ func()) {
+		must(t, ask(t.Context(), s, 1))
+		if g.along.Load() != 1 {
+			t.Error("a goroutine was started for it")
+		}
+		release := g.block()
+		outcomes, others := askedTogether(t, s, 20)
+		if g.along.Load() != 2 || g.alone.Load() != trust+3 {
+			t.Errorf("of %d GETs %d are by callers, want one caller and one lane out", g.alone.Load()-trust-1, g.along.Load()-1)
+		}
+		release()
+		others.Wait()
+		must(t, errors.Join(outcomes...))
+	})
+}
+
+// The one who reads itself must not serve the others before it returns.
+func TestWhatComesMeanwhileDoesNotKeepTheCallerThatReadsItself(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, g *gets, _, _ func()) {
+		var wg sync.WaitGroup
+		g.block()
+		first := *g.hold.Load()
+		wg.Go(func() {
+			if err := ask(t.Context(), s, 0); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		outcomes, others := askedTogether(t, s, maxLanes+5) // one has a lane, the rest waits
+		release := g.block()                                // what is sent from now on
+		close(first)
+		wg.Wait()
+		release()
+		others.Wait()
+		must(t, errors.Join(outcomes...))
+	})
+}
+
+func TestACallerThatReadsItselfHeedsItsDeadlineAndTheTimeout(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, g *gets, stall, resume func()) {
+		stall()
+		over := errors.New("over")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), s.timeout/2, over)
+		defer cancel()
+		start := time.Now()
+		_, err := s.Get(ctx, s.Keys("c", "1"))
+		if took := time.Since(start); !errors.Is(err, over) || took != s.timeout/2 {
+			t.Errorf("a call with a deadline ended after %v with %v", took, err)
+		}
+		if g.along.Load() != 1 {
+			t.Fatal("it did not read itself")
+		}
+		if s.server.suspected.Load() {
+			t.Error("the caller's deadline counts as a failure of Redis")
+		}
+		resume()
+		for range trust { // the stall has cost the trust
+			must(t, ask(t.Context(), s, 0))
+			synctest.Wait()
+		}
+		if g.along.Load() != 1 {
+			t.Error("callers go along right after a stall")
+		}
+		stall()
+		start = time.Now()
+		_, err = s.Get(t.Context(), s.Keys("c", "1"))
+		if took := time.Since(start); judge(err) != verdictSilence || took != s.timeout {
+			t.Errorf("a call without a deadline ended after %v with %v", took, err)
+		}
+		if g.along.Load() != 2 {
+			t.Error("it did not read itself")
+		}
+		if !s.server.suspected.Load() {
+			t.Error("silence counts as no failure of Redis")
+		}
+		resume()
+		must(t, ask(t.Context(), s, 1))
+		if g.along.Load() != 2 {
+			t.Error("callers go along right after a lane was given up on")
+		}
+	})
+}
+
+func TestASlowAnswerCostsTrust(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, g *gets, stall, resume func()) {
+		stall()
+		time.AfterFunc(s.timeout/stallPart, resume)
+		must(t, ask(t.Context(), s, 1))
+		must(t, ask(t.Context(), s, 1))
+		if g.along.Load() != 1 {
+			t.Errorf("%d callers went along, want the one that found the server slow", g.along.Load())
+		}
+	})
+}
+
+func TestReadsThatFailEarnNoTrust(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, g *gets, _, _ func()) {
+		s.server.reads.trusted = 0
+		m := &moody{}
+		s.rdb.AddHook(m)
+		m.be(refuse)
+		for range 2 * trust {
+			if err := ask(t.Context(), s, 0); err == nil {
+				t.Fatal("a command of a dead server succeeds")
+			}
+			synctest.Wait()
+		}
+		m.beWell()
+		must(t, ask(t.Context(), s, 0))
+		if g.along.Load() != 0 {
+			t.Error("a caller went along to a server that has answered nothing")
+		}
+	})
 }

@@ -27,6 +27,7 @@ type Store struct {
 	timeout        time.Duration
 	replicas       int                // that a change waits for
 	watchesMasters bool               // the bus asks who they are
+	heedful        bool               // rdb heeds the deadlines of contexts
 	start          time.Time          // a reading with a monotonic part; what the clocks count from
 	wall           func() time.Time   // the wall clock, which nothing is timed by: see apart
 	silent         error              // ErrNoAnswer, with the timeout
@@ -66,6 +67,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		instance:  instance,
 		channel:   namespace + ":bus",
 		timeout:   timeout,
+		heedful:   heedful(rdb),
 		silent:    fmt.Errorf("%w (%v)", ErrNoAnswer, timeout),
 		start:     time.Now(),
 		wall:      time.Now,

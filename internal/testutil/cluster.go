@@ -98,11 +98,11 @@ func (c *Cluster) Shard(addr string) (master, replica *Redis) {
 	return master, replica
 }
 
-// Client opens a client of the cluster with go-redis's defaults, changed by opts.
-// It is closed when the test ends.
+// Client opens a client of the cluster as the guide says, changed by opts. It is closed
+// when the test ends.
 func (c *Cluster) Client(tb testing.TB, opts ...func(*redis.ClusterOptions)) *redis.ClusterClient {
 	tb.Helper()
-	o := &redis.ClusterOptions{Addrs: c.Addrs()}
+	o := &redis.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: true}
 	for _, opt := range opts {
 		opt(o)
 	}

@@ -63,18 +63,18 @@ func startRedis(tb testing.TB, args func() []string) *Redis {
 // Addr is the server's host:port. It stays the same over Kill and Restart.
 func (r *Redis) Addr() string { return loopback(r.port) }
 
-// Client opens a client of the server with go-redis's defaults, changed by opts.
-// It is closed when the test ends.
+// Client opens a client of the server as the guide says, changed by opts. It is closed
+// when the test ends.
 func (r *Redis) Client(tb testing.TB, opts ...func(*redis.Options)) *redis.Client {
 	tb.Helper()
 	return NewClient(tb, r.Addr(), opts...)
 }
 
-// NewClient opens a client of addr, say that of a [Proxy], with go-redis's
-// defaults, changed by opts. It is closed when the test ends.
+// NewClient opens a client of addr, say that of a [Proxy], as the guide says, changed by
+// opts. It is closed when the test ends.
 func NewClient(tb testing.TB, addr string, opts ...func(*redis.Options)) *redis.Client {
 	tb.Helper()
-	o := &redis.Options{Addr: addr}
+	o := &redis.Options{Addr: addr, ContextTimeoutEnabled: true}
 	for _, opt := range opts {
 		opt(o)
 	}

@@ -267,11 +267,26 @@ func KeyHash(fullKey string, generation uint64) uint64 {
 	return d.Sum64()
 }
 
-// Seen returns the version bytes of whatever was read at an entry's key, in any format, or "" if it is too short to
-// have them. The acquire script compares the same bytes, to learn whether the entry changed since it was read.
-func Seen(entry []byte) string {
-	if len(entry) < VersionOffset+VersionSize {
+// Seen is the version of whatever was read at an entry's key, in any format: the zero Seen if it is too short to have
+// one. The acquire script compares the same bytes, to learn whether the entry changed since it was read.
+type Seen struct {
+	version [VersionSize]byte
+	there   bool
+}
+
+// SeenIn returns the version of entry.
+func SeenIn(entry []byte) (s Seen) {
+	if len(entry) >= VersionOffset+VersionSize {
+		s.there = true
+		copy(s.version[:], entry[VersionOffset:])
+	}
+	return s
+}
+
+// String returns the bytes of the version, "" if there is none.
+func (s Seen) String() string {
+	if !s.there {
 		return ""
 	}
-	return string(entry[VersionOffset : VersionOffset+VersionSize])
+	return string(s.version[:])
 }

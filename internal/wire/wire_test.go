@@ -317,7 +317,7 @@ func TestSeenIsTheVersionOfWhateverWasRead(t *testing.T) {
 		{"an entry", entry, version},
 		{"foreign bytes", bytes.Repeat([]byte("0123456789"), 6), "67890123"},
 	} {
-		if got := Seen(c.entry); got != c.want {
+		if got := SeenIn(c.entry).String(); got != c.want {
 			t.Errorf("%s: Seen = %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -370,7 +370,7 @@ func FuzzParseNeverPanics(f *testing.F) {
 	f.Add(entry[:HeaderSize], h.Codec, h.Schema, h.KeyHash)
 	f.Add([]byte("\xc1\x68\x02"), h.Codec, h.Schema, h.KeyHash)
 	f.Fuzz(func(t *testing.T, entry []byte, codec byte, schema uint16, hash uint64) {
-		Seen(entry)
+		SeenIn(entry)
 		_, _, _ = Describe(entry)
 		got, payload, err := Parse(entry, Want{codec, schema, hash})
 		if err != nil {

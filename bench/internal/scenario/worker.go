@@ -71,7 +71,8 @@ func (w *worker) open(ctx context.Context, s workerSetup) (none, error) {
 	}
 	w.setup = s
 	addrs := strings.Split(s.Redis, ",") // of several, a Cluster
-	w.rdb = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addrs})
+	// As herdgate's guide says; to its peers it makes no difference.
+	w.rdb = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addrs, ContextTimeoutEnabled: true})
 	w.plain = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addrs})
 	w.rdb.AddHook(&w.commands)
 	if w.origin, err = rig.DialOrigin(s.Origin, s.Name); err != nil {

@@ -93,7 +93,7 @@ func (c *Config) Open(ctx context.Context, connections int) (_ *Stores, err erro
 		s.Config.DSN = filepath.Join(dir, "example.db")
 	}
 
-	s.Redis = redis.NewClient(&redis.Options{Addr: s.Config.Redis})
+	s.Redis = redis.NewClient(&redis.Options{Addr: s.Config.Redis, ContextTimeoutEnabled: true})
 	s.cleanUp = append(s.cleanUp, func() { _ = s.Redis.Close() })
 	s.Redis.AddHook(commandHook{&s.commands})
 	if err := s.Redis.Ping(ctx).Err(); err != nil {
