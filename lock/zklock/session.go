@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,13 +22,14 @@ type session struct {
 	ended  chan struct{} // closed when the client has ended, and nothing of it runs
 
 	mu     sync.Mutex
-	closed bool     // protected by mu
-	conn   net.Conn // protected by mu; the latest
+	closed bool              // protected by mu
+	conn   net.Conn          // protected by mu; the latest
+	tried  map[string]string // protected by mu; what came of the last try of each address
 }
 
 // connect waits for a session. changed is called, and must not block, whenever there is one again.
 func connect(ctx context.Context, servers []string, opts Options, changed func()) (*session, error) {
-	s := &session{ended: make(chan struct{})}
+	s := &session{ended: make(chan struct{}), tried: make(map[string]string)}
 	conn, events, err := zk.Connect(servers, opts.SessionTimeout,
 		zk.WithDialer(s.dial), zk.WithLogger(silent{}), zk.WithLogInfo(false))
 	if err != nil {
@@ -51,7 +55,7 @@ func connect(ctx context.Context, servers []string, opts Options, changed func()
 	case <-first:
 	case <-ctx.Done():
 		s.close()
-		return nil, fmt.Errorf("zklock: no session: %w", ctx.Err())
+		return nil, s.noSession(ctx.Err())
 	}
 	if opts.Digest != "" {
 		if err := s.AddAuth("digest", []byte(opts.Digest)); err != nil {
@@ -60,6 +64,14 @@ func connect(ctx context.Context, servers []string, opts Options, changed func()
 		}
 	}
 	return s, nil
+}
+
+// noSession is why there is no session after all that was tried.
+func (s *session) noSession(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Errorf("zklock: no session: %w: servers must be the host:port of ZooKeeper servers of which a majority runs; tried %s",
+		err, strings.Join(slices.Sorted(maps.Values(s.tried)), "; "))
 }
 
 // ready returns ErrSuspended if there is no connection: a request would wait for one without a bound.
@@ -86,10 +98,13 @@ func (s *session) close() {
 
 // dial connects for the client, which does not tell what timeout it was given, so this reads along.
 func (s *session) dial(network, addr string, limit time.Duration) (net.Conn, error) {
+	s.note(addr, addr+": no connection yet")
 	conn, err := (&net.Dialer{Timeout: limit}).Dial(network, addr)
 	if err != nil {
+		s.note(addr, err.Error()) // which has the address
 		return nil, err
 	}
+	s.note(addr, addr+": connected, and got no session")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -98,6 +113,13 @@ func (s *session) dial(network, addr string, limit time.Duration) (net.Conn, err
 	}
 	s.conn = conn
 	return &greeted{Conn: conn, millis: &s.millis}, nil
+}
+
+// note keeps what came of the last try of an address.
+func (s *session) note(addr, outcome string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tried[addr] = outcome
 }
 
 // greeted is a connection that takes the timeout out of the first answer: its length, the protocol's version, and then

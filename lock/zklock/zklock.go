@@ -78,8 +78,9 @@ var (
 	_ lock.Queuer  = (*Backend)(nil)
 )
 
-// Open connects to one of servers (host:port) and waits for a session as long as ctx allows. The error names what is out
-// of range, or is ctx's.
+// Open connects to one of servers (host:port, or host for ZooKeeper's own port, 2181) and waits for a session as long as
+// ctx allows. The error names what is out of range, or a host that is not known, or is ctx's, and then tells what came of
+// each address that was tried.
 func Open(ctx context.Context, servers []string, opts Options) (*Backend, error) {
 	legal := func(r rune) bool {
 		return r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r)

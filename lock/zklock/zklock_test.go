@@ -3,6 +3,7 @@ package zklock_test
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -127,6 +128,38 @@ func TestOpenWaitsForASessionNoLongerThanItsContext(t *testing.T) {
 	_, err := zklock.Open(ctx, []string{"127.0.0.1:1"}, zklock.Options{Namespace: "shop"})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got error %v, want that of ctx", err)
+	}
+}
+
+func TestOpenTellsWhatCameOfEachServer(t *testing.T) {
+	var listen net.ListenConfig
+	mute, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0") // the system takes the connection, and nobody answers
+	must(t, err)
+	defer func() { _ = mute.Close() }()
+	for addr, want := range map[string]string{
+		"127.0.0.1:1":        "connection refused",
+		mute.Addr().String(): "connected, and got no session",
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		opened := make(chan error, 1)
+		go func() {
+			_, err := zklock.Open(ctx, []string{addr}, zklock.Options{Namespace: "shop"})
+			opened <- err
+		}()
+		if addr == mute.Addr().String() {
+			conn, err := mute.Accept()
+			must(t, err)
+			t.Cleanup(func() { _ = conn.Close() })
+			_, err = conn.Read(make([]byte, 1)) // the client has sent its request
+			must(t, err)
+		}
+		cancel()
+		err := <-opened
+		for _, want := range []string{addr + ": ", want, "must be"} {
+			if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), want) {
+				t.Errorf("got error %v, want that of ctx, with %q", err, want)
+			}
+		}
 	}
 }
 
