@@ -52,23 +52,18 @@ func classify(err error) kind {
 		}
 		return failed
 	}
-	innermost := ""
-	for ; err != nil; err = errors.Unwrap(err) {
-		innermost = err.Error()
-		var number int
-		if _, noNumber := fmt.Sscanf(strings.ToLower(innermost), "error %d", &number); noNumber != nil {
-			continue
-		}
-		switch number {
-		case 1213: // ER_LOCK_DEADLOCK
-			return transient
-		case 1205, 3572: // ER_LOCK_WAIT_TIMEOUT, ER_LOCK_NOWAIT
-			return waited
-		case 1146: // ER_NO_SUCH_TABLE
-			return missing
-		case 1048: // ER_BAD_NULL_ERROR
-			return open
-		}
+	number, innermost := mysqlNumber(err)
+	switch number {
+	case 0:
+	case 1213: // ER_LOCK_DEADLOCK
+		return transient
+	case 1205, 3572: // ER_LOCK_WAIT_TIMEOUT, ER_LOCK_NOWAIT
+		return waited
+	case 1146: // ER_NO_SUCH_TABLE
+		return missing
+	case 1048: // ER_BAD_NULL_ERROR
+		return open
+	default:
 		return failed
 	}
 	if strings.Contains(innermost, noTable) {
@@ -78,6 +73,17 @@ func classify(err error) kind {
 		return transient // another driver of SQLite
 	}
 	return failed
+}
+
+// mysqlNumber is the number of an error of MySQL; 0: it is none, and innermost is the text of the error that it comes from.
+func mysqlNumber(err error) (number int, innermost string) {
+	for ; err != nil; err = errors.Unwrap(err) {
+		innermost = err.Error()
+		if _, noNumber := fmt.Sscanf(strings.ToLower(innermost), "error %d", &number); noNumber == nil {
+			return number, innermost
+		}
+	}
+	return 0, innermost
 }
 
 // retry calls f until it succeeds, or fails otherwise than as one of again, or tries are used up, or ctx ends.

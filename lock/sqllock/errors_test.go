@@ -38,3 +38,37 @@ func TestErrorsOfDriversAreKnownByWhatTheyHaveInCommon(t *testing.T) {
 		}
 	}
 }
+
+func TestAnErrorOfAnotherDatabaseThanTheDialectsIsKnownAsThat(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want Dialect
+	}{
+		{&pgconn.PgError{Code: "42601"}, PostgreSQL},
+		{&pgconn.PgError{Code: "42P01"}, PostgreSQL},
+		{&pgconn.PgError{Code: "57P01"}, 0},
+		{&mysql.MySQLError{Number: 1064}, MySQL},
+		{&mysql.MySQLError{Number: 1213}, 0},
+		{coded(1), SQLite},
+		{coded(404), 0},
+		{errors.New("no route to host"), 0},
+	} {
+		err := fmt.Errorf("traced: %w", test.err)
+		if got := speaks(err); got != test.want {
+			t.Errorf("%v is of %v, want %v", err, got, test.want)
+		}
+		if got, want := PostgreSQL.isForeign(err), test.want == MySQL || test.want == SQLite; got != want {
+			t.Errorf("%v is foreign to PostgreSQL: %t, want %t", err, got, want)
+		}
+		if blamed := PostgreSQL.blame(err); !errors.Is(blamed, test.err) {
+			t.Errorf("%v hides %v", blamed, err)
+		}
+	}
+}
+
+// coded is an error with a method that SQLite's have, and others.
+type coded int
+
+func (coded) Error() string { return "failed" }
+
+func (c coded) Code() int { return int(c) }

@@ -60,7 +60,7 @@ func (b *Backend) LockRow(ctx context.Context, tx *sql.Tx, name string) error {
 		return fmt.Errorf("sqllock: SQLite has no locks of rows: %w", errors.ErrUnsupported)
 	}
 	if _, err := tx.ExecContext(ctx, b.sql.lockRow.text, b.sql.lockRow.args(params{name: row(name)})...); err != nil {
-		return fmt.Errorf("sqllock: lock row %q: %w", name, err)
+		return fmt.Errorf("sqllock: lock row %q: %w", name, b.dialect.blame(err))
 	}
 	return nil
 }
@@ -68,7 +68,10 @@ func (b *Backend) LockRow(ctx context.Context, tx *sql.Tx, name string) error {
 // Fence is a column of a table of the caller's in which each row keeps the highest token that has written it. The
 // database may be another than that of the locks, and the locks may be of any backend with fence tokens. Make it with
 // NewFence; its method may be called concurrently.
-type Fence struct{ raise, read statement }
+type Fence struct {
+	dialect     Dialect
+	raise, read statement
+}
 
 // FenceOptions say where tokens are kept. Dialect, Table and Key are required.
 type FenceOptions struct {
@@ -100,6 +103,8 @@ func NewFence(opts FenceOptions) (*Fence, error) {
 		return opts.Dialect.statement(template, "{table}", table, "{key}", key, "{column}", column)
 	}
 	return &Fence{
+		dialect: opts.Dialect,
+
 		raise: made(`UPDATE {table} SET {column} = :token WHERE {key} = :id AND ({column} <= :token OR {column} IS NULL)`),
 		read:  made(`SELECT COALESCE({column}, 0) FROM {table} WHERE {key} = :id {share}`),
 	}, nil
@@ -129,7 +134,7 @@ func (f *Fence) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) er
 func (f *Fence) try(ctx context.Context, tx *sql.Tx, p params) (done bool, err error) {
 	result, err := tx.ExecContext(ctx, f.raise.text, f.raise.args(p)...)
 	if err != nil {
-		return false, fmt.Errorf("sqllock: fence of %v: %w", p.id, err)
+		return false, fmt.Errorf("sqllock: fence of %v: %w", p.id, f.dialect.blame(err))
 	}
 	if n, err := result.RowsAffected(); err != nil || n > 0 {
 		return true, err

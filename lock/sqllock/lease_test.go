@@ -3,6 +3,7 @@ package sqllock_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -43,6 +44,66 @@ func (t on) noTable() {
 	_, err = backend.Acquire(t.Context(), lock.Request{Name: "job", Owner: "a", TTL: time.Second})
 	if err == nil || !strings.Contains(err.Error(), "forgotten") || !strings.Contains(err.Error(), "must be made by CreateTable") {
 		t.Errorf("got %v, want the table's name and how to make it", err)
+	}
+}
+
+// disguised is a connector whose driver nobody knows.
+type disguised struct {
+	inner  driver.Driver
+	source string
+}
+
+func (d disguised) Open(source string) (driver.Conn, error) { return d.inner.Open(source) }
+
+func (d disguised) Connect(context.Context) (driver.Conn, error) { return d.Open(d.source) }
+
+func (d disguised) Driver() driver.Driver { return d }
+
+func (t on) wrongDialects() {
+	known := t.d.open(t, "")
+	addr := ""
+	if t.d.server != nil {
+		addr = t.d.server.Addr()
+	}
+	db := sql.OpenDB(disguised{known.Driver(), t.d.source(addr)})
+	defer func() { _ = db.Close() }()
+	for _, wrong := range []sqllock.Dialect{sqllock.PostgreSQL, sqllock.MySQL, sqllock.SQLite} {
+		if wrong == t.d.dialect {
+			continue
+		}
+		named := func(what string, err error) {
+			t.Helper()
+			for _, want := range []string{"Dialect is " + wrong.String(), "must be", t.d.dialect.String()} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s: got error %v, want one with %q", what, err, want)
+				}
+			}
+		}
+		_, err := sqllock.New(known, sqllock.Options{Dialect: wrong})
+		named("New", err)
+		for _, table := range []string{"", "forgotten"} {
+			backend, err := sqllock.New(db, sqllock.Options{Dialect: wrong, Table: table})
+			must(t, err)
+			named("CreateTable", backend.CreateTable(t.Context()))
+			_, err = backend.Acquire(t.Context(), lock.Request{Name: t.Name(), Owner: "a", TTL: time.Minute})
+			named("Acquire", err)
+			if wrong != sqllock.SQLite && t.d.dialect != sqllock.SQLite { // SQLite has no LockRow, and understands it
+				named("LockRow", backend.LockRow(t.Context(), begin(t, db), "row"))
+			}
+		}
+		if t.d.dialect != sqllock.SQLite { // which understands it
+			fence, err := sqllock.NewFence(sqllock.FenceOptions{Dialect: wrong, Table: "herdgate_locks", Key: "name", Column: "token"})
+			must(t, err)
+			named("Check", fence.Check(t.Context(), begin(t, db), "job", 1))
+		}
+		if wrong != sqllock.SQLite {
+			_, err = sqllock.NewSessions(known, sqllock.SessionOptions{Dialect: wrong})
+			named("NewSessions", err)
+			sessions, err := sqllock.NewSessions(db, sqllock.SessionOptions{Dialect: wrong})
+			must(t, err)
+			_, err = sessions.TryLock(t.Context(), "job")
+			named("Sessions", err)
+		}
 	}
 }
 

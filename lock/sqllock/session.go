@@ -51,7 +51,8 @@ type Sessions struct {
 }
 
 // NewSessions makes session locks in db, which stays the caller's to close. Nothing is sent yet. The error names what is
-// out of range; it matches errors.ErrUnsupported for SQLite.
+// out of range, and a Dialect that the driver of db does not speak, if it is a driver that is known; it matches
+// errors.ErrUnsupported for SQLite.
 func NewSessions(db *sql.DB, opts SessionOptions) (*Sessions, error) {
 	if db == nil {
 		return nil, errNoDB
@@ -61,6 +62,9 @@ func NewSessions(db *sql.DB, opts SessionOptions) (*Sessions, error) {
 	}
 	if opts.Dialect == SQLite {
 		return nil, fmt.Errorf("sqllock: SQLite has no locks of sessions: %w", errors.ErrUnsupported)
+	}
+	if err := opts.Dialect.fits(db); err != nil {
+		return nil, err
 	}
 	if opts.CheckEvery == 0 {
 		opts.CheckEvery = DefaultCheckEvery
@@ -117,7 +121,7 @@ func (s *Sessions) lock(ctx context.Context, name string, acquire acquireFunc) (
 	case err != nil:
 		// Whether the session has the lock is not known: it must not come back to the pool with it.
 		discard(conn)
-		return nil, fmt.Errorf("sqllock: lock %q: %w", name, err)
+		return nil, fmt.Errorf("sqllock: lock %q: %w", name, s.opts.Dialect.blame(err))
 	case !got:
 		_ = conn.Close() // gives it back to the pool
 		return nil, &lock.ContendedError{Name: name}

@@ -56,12 +56,15 @@ var (
 )
 
 // New makes a backend that uses db, which stays the caller's to close. Nothing is sent yet. The error names what is out
-// of range.
+// of range, and a Dialect that the driver of db does not speak, if it is a driver that is known.
 func New(db *sql.DB, opts Options) (*Backend, error) {
 	if db == nil {
 		return nil, errNoDB
 	}
 	if err := opts.Dialect.validate(); err != nil {
+		return nil, err
+	}
+	if err := opts.Dialect.fits(db); err != nil {
 		return nil, err
 	}
 	if opts.Table == "" {
@@ -84,7 +87,7 @@ func (b *Backend) CreateTable(ctx context.Context) error {
 		return err
 	}, transient, duplicate)
 	if err != nil {
-		return fmt.Errorf("sqllock: create table: %w", err)
+		return fmt.Errorf("sqllock: create table: %w", b.dialect.blame(err))
 	}
 	return nil
 }
@@ -124,10 +127,14 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 	return lock.Grant{Token: uint64(token)}, nil
 }
 
-// refusal makes what look found, or a row that is locked, a ContendedError. If there is no table it says how to make one.
+// refusal makes what look found, or a row that is locked, a ContendedError. If there is no table it says how to make one,
+// and if the dialect is another one's it says so.
 func (b *Backend) refusal(name string, err error) error {
 	if held := (*heldError)(nil); errors.As(err, &held) {
 		return &lock.ContendedError{Name: name, RetryAfter: held.left}
+	}
+	if b.dialect.isForeign(err) {
+		return b.dialect.blame(err) // though it may say that there is no table
 	}
 	switch classify(err) {
 	case waited:

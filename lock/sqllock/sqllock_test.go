@@ -112,6 +112,7 @@ func run(t *testing.T, d database) {
 	everywhere := map[string]func(on){
 		"a table that is not there is named":                      on.noTable,
 		"several make the table at a time":                        on.tablesAreMadeTogether,
+		"a dialect that is not the database's is named":           on.wrongDialects,
 		"a table of another name, in a schema too":                on.otherTables,
 		"tokens go on rising when rows were pruned":               on.tokensRiseOverPrune,
 		"what is held, or was of late, is not pruned":             on.pruneKeepsWhatIsNew,
@@ -199,6 +200,7 @@ func wants(tb testing.TB, err error, targets ...error) {
 
 func TestNewNamesWhatIsWrong(t *testing.T) {
 	db := sqlite(t).open(t, "")
+	mysql := openSource(t, "mysql", "root@tcp(127.0.0.1:1)/test") // nothing is sent there
 	for want, got := range map[string]func() error{
 		"database is nil": func() error { _, err := sqllock.New(nil, sqllock.Options{Dialect: sqllock.SQLite}); return err },
 		"Dialect is 0":    func() error { _, err := sqllock.New(db, sqllock.Options{}); return err },
@@ -208,7 +210,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 			return err
 		},
 		`Table is "C"`: func() error {
-			_, err := sqllock.New(db, sqllock.Options{Dialect: sqllock.MySQL, Table: "a.C"})
+			_, err := sqllock.New(db, sqllock.Options{Dialect: sqllock.SQLite, Table: "a.C"})
 			return err
 		},
 		`Table is ""`: func() error {
@@ -220,7 +222,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 			return err
 		},
 		"CheckEvery is -1ns": func() error {
-			_, err := sqllock.NewSessions(db, sqllock.SessionOptions{Dialect: sqllock.MySQL, CheckEvery: -1})
+			_, err := sqllock.NewSessions(mysql, sqllock.SessionOptions{Dialect: sqllock.MySQL, CheckEvery: -1})
 			return err
 		},
 		"unsupported": func() error {
