@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"io"
 	"math"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -117,6 +119,30 @@ func TestATargetIsMissedByALowRatioAndByNone(t *testing.T) {
 		if err := check(c.rows, &said); (err != nil) != c.missed {
 			t.Errorf("%s: got error %v\n%s", name, err, said.String())
 		}
+	}
+}
+
+func TestTheDocumentedFiguresNameTheLocksOfThisProgram(t *testing.T) {
+	page, err := os.ReadFile("../../docs/locks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, figures, ok := strings.Cut(string(page), "\n## Figures\n")
+	if !ok {
+		t.Fatal("docs/locks.md has no section Figures")
+	}
+	var documented, want []string
+	for line := range strings.Lines(figures) {
+		if name, ok := strings.CutPrefix(line, "| `"); ok {
+			name, _, _ = strings.Cut(name, "`")
+			documented = append(documented, name)
+		}
+	}
+	for _, k := range kinds() {
+		want = append(want, k.name)
+	}
+	if !slices.Equal(documented, want) {
+		t.Errorf("the rows are of %q, want %q", documented, want)
 	}
 }
 
