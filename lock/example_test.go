@@ -105,6 +105,27 @@ func ExampleWithLease() {
 	// <nil>
 }
 
+// Work under a lock, with a ctx that ends when the lock is lost.
+func ExampleDo() {
+	ctx := context.Background()
+	engine, err := lock.New(memlock.New(), lock.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = lock.Do(ctx, engine, "cleanup", func(ctx context.Context) error {
+		fmt.Println("cleaning up")
+		return ctx.Err()
+	})
+	if errors.Is(err, lock.ErrLost) {
+		fmt.Println("somebody else may have cleaned up meanwhile")
+	}
+	fmt.Println(err)
+	// Output:
+	// cleaning up
+	// <nil>
+}
+
 // Several locks are taken in one order, so that a transfer the other way does not wait for this one in a circle.
 func ExampleAll() {
 	ctx := context.Background()
