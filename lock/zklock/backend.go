@@ -32,17 +32,18 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 			return lock.Grant{}, &lock.ContendedError{Name: req.Name}
 		}
 	}
-	join := b.again
+	waits := false
 	if isNew {
-		join = b.join
+		waits, err = b.join(c)
+	} else {
+		waits, err = b.again(c)
 	}
-	l, own, err := join(c)
-	if err != nil {
+	switch {
+	case errors.Is(err, lock.ErrNotAcquired):
+		return lock.Grant{}, &lock.ContendedError{Name: req.Name}
+	case err != nil:
 		return lock.Grant{}, err
-	}
-	path := b.dirOf(req.Name) + "/" + own.name
-	b.settle(c, path, 0)
-	if _, waits := l.rival(own); waits {
+	case waits:
 		if isNew {
 			if err := b.remove(c); err != nil && !errors.Is(err, lock.ErrNotHeld) {
 				return lock.Grant{}, err
@@ -50,48 +51,70 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 		}
 		return lock.Grant{}, &lock.ContendedError{Name: req.Name}
 	}
+	token, ok := b.grant(c, time.Now().Add(req.TTL))
+	if !ok {
+		return lock.Grant{}, errExpired
+	}
+	return lock.Grant{Token: token}, nil
+}
+
+// join makes a node for a claim, and tells whether it waits for others.
+func (b *Backend) join(c *claim) (waits bool, err error) {
+	own, alone, err := b.create(c)
+	if err != nil || alone {
+		return false, err
+	}
+	// Who is before the node was there when it was made, so the server knows of them.
+	l, err := b.peek(c.req.Name)
+	if err != nil {
+		return false, err
+	}
+	if !l.has(own) { // the session has ended meanwhile
+		b.forget(c)
+		return true, nil
+	}
+	_, waits = l.rival(own)
+	return waits, nil
+}
+
+// again is join for a claim that was asked for before. It has a node, or gets one now.
+func (b *Backend) again(c *claim) (waits bool, err error) {
+	l, err := b.list(c.req.Name)
+	if err != nil {
+		return false, err
+	}
+	own, ok, err := b.locate(c, l)
+	switch {
+	case err != nil:
+		return false, err
+	case !ok:
+		return b.join(c)
+	}
+	_, waits = l.rival(own)
+	return waits, nil
+}
+
+// locate finds the node of a claim in the line, and asks for the transaction that made it if that is not known; ok is
+// false if the line has none.
+func (b *Backend) locate(c *claim, l line) (own node, ok bool, err error) {
+	nodes := l.of(c.req.Owner)
+	if len(nodes) == 0 {
+		return node{}, false, nil
+	}
+	path := b.dirOf(c.req.Name) + "/" + nodes[0].name
+	if b.knows(c, path) {
+		return nodes[0], true, nil
+	}
 	_, stat, err := b.session.Get(path)
 	switch {
 	case errors.Is(err, zk.ErrNoNode): // the session has ended meanwhile
 		b.forget(c)
-		return lock.Grant{}, &lock.ContendedError{Name: req.Name}
+		return node{}, false, lock.ErrNotAcquired
 	case err != nil:
-		return lock.Grant{}, err
+		return node{}, false, err
 	}
 	b.settle(c, path, uint64(stat.Czxid))
-	if !b.prolong(c, time.Now().Add(req.TTL)) {
-		return lock.Grant{}, errExpired
-	}
-	return lock.Grant{Token: uint64(stat.Czxid)}, nil
-}
-
-// join makes a node for a claim, and returns it and the line that it is in.
-func (b *Backend) join(c *claim) (l line, own node, err error) {
-	if err := b.create(c.req); err != nil {
-		return nil, node{}, err
-	}
-	// Who is before the node was there when it was made, so the server knows of them.
-	return c.stand(b.peek)
-}
-
-// again returns the line of a claim that was asked for before, with the node that it has or gets now.
-func (b *Backend) again(c *claim) (l line, own node, err error) {
-	if l, own, err = c.stand(b.list); errors.Is(err, lock.ErrNotAcquired) {
-		return b.join(c)
-	}
-	return l, own, err
-}
-
-// stand returns the line as read tells it, and the claim's node in it.
-func (c *claim) stand(read func(name string) (line, error)) (l line, own node, err error) {
-	if l, err = read(c.req.Name); err != nil {
-		return nil, node{}, err
-	}
-	nodes := l.of(c.req.Owner)
-	if len(nodes) == 0 {
-		return nil, node{}, lock.ErrNotAcquired
-	}
-	return l, nodes[0], nil
+	return nodes[0], true, nil
 }
 
 // Renew implements lock.Backend.
@@ -146,15 +169,22 @@ func (b *Backend) Queue(ctx context.Context, req lock.Request) (turn func(contex
 	if err != nil {
 		return nil, err
 	}
-	join := b.again
-	if isNew {
-		join = b.join
+	var own node
+	ok := false
+	if !isNew {
+		l, err := b.list(req.Name)
+		if err != nil {
+			return nil, err
+		}
+		if own, ok, err = b.locate(c, l); err != nil {
+			return nil, err
+		}
 	}
-	_, own, err := join(c)
-	if err != nil {
-		return nil, err
+	if !ok {
+		if own, _, err = b.create(c); err != nil {
+			return nil, err
+		}
 	}
-	b.settle(c, b.dirOf(req.Name)+"/"+own.name, 0)
 	w := &waiter{backend: b, claim: c, own: own, seen: time.Now()}
 	return w.turn, nil
 }

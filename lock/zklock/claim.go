@@ -2,6 +2,7 @@ package zklock
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -20,7 +21,8 @@ type owned struct{ name, owner string }
 type claim struct {
 	req   lock.Request
 	path  string    // of the node, empty while it is not known
-	token uint64    // 0 while the claim does not hold the lock
+	made  uint64    // the transaction that made the node; known if path is
+	token uint64    // that, or 0 while the claim does not hold the lock
 	until time.Time // when it expires
 	gone  bool      // it has expired, and the reaper is at it
 }
@@ -74,10 +76,29 @@ func (b *Backend) find(claimed lock.Claim) (c *claim, path string, token uint64)
 	return c, c.path, c.token
 }
 
-func (b *Backend) settle(c *claim, path string, token uint64) {
+// settle notes which node a claim has, with which it does not hold the lock yet. An empty path: that is not known.
+func (b *Backend) settle(c *claim, path string, made uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c.path, c.token = path, token
+	c.path, c.made, c.token = path, made, 0
+}
+
+// knows tells whether that is the node of a claim.
+func (b *Backend) knows(c *claim, path string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return c.path == path
+}
+
+// grant makes a claim the holder of the lock until then, unless it has expired.
+func (b *Backend) grant(c *claim, until time.Time) (token uint64, ok bool) {
+	if !b.prolong(c, until) {
+		return 0, false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c.token = c.made
+	return c.token, true
 }
 
 // forget is for a claim whose node is known not to be there.
@@ -136,27 +157,39 @@ func (b *Backend) peek(name string) (line, error) {
 	return newLine(names), err
 }
 
-// create makes a node for a claim. The node above it is a container, which ZooKeeper removes some time after the last
-// claim; the sequence begins anew with it, when there is nothing left to compare with.
-func (b *Backend) create(req lock.Request) error {
+// create makes a node for a claim, and tells whether it is the only one in the line, so that nobody has to look. The node
+// above it is a container, which ZooKeeper removes some time after the last claim; the sequence begins anew with it, when
+// there is nothing left to compare with.
+//
+// In one transaction with the node the container is written, with nothing: the answer to that, and to no making of a node,
+// tells which transaction it was, and how many nodes there are after it.
+func (b *Backend) create(c *claim) (own node, alone bool, err error) {
 	kind := "x"
-	if req.Shared {
+	if c.req.Shared {
 		kind = "s"
 	}
-	dir := b.dirOf(req.Name)
+	dir := b.dirOf(c.req.Name)
+	b.settle(c, "", 0) // while the outcome is open
+	made := &zk.CreateRequest{Path: dir + "/" + prefix(kind, c.req.Owner), Acl: b.acl, Flags: zk.FlagEphemeralSequential}
 	for range 3 {
-		_, err := b.session.Create(dir+"/"+prefix(kind, req.Owner), nil, zk.FlagEphemeralSequential, b.acl)
+		answers, err := b.session.Multi(made, &zk.SetDataRequest{Path: dir, Version: -1})
+		if err == nil {
+			path, stat := answers[0].String, answers[1].Stat
+			b.settle(c, path, uint64(stat.Mzxid))
+			own, _ := parse(strings.TrimPrefix(path, dir+"/"))
+			return own, stat.NumChildren == 1, nil
+		}
 		if !errors.Is(err, zk.ErrNoNode) {
-			return err
+			return node{}, false, err
 		}
 		if _, err := b.session.Create(b.root, nil, zk.FlagPersistent, b.acl); err != nil && !errors.Is(err, zk.ErrNodeExists) {
-			return err
+			return node{}, false, err
 		}
 		if _, err := b.session.CreateContainer(dir, nil, zk.FlagContainer, b.acl); err != nil && !errors.Is(err, zk.ErrNodeExists) {
-			return err
+			return node{}, false, err
 		}
 	}
-	return zk.ErrNoNode
+	return node{}, false, zk.ErrNoNode
 }
 
 // reap removes claims that have expired, until Close.

@@ -3,6 +3,7 @@ package zklock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strconv"
@@ -203,6 +204,81 @@ func TestTokensRiseOverRestartsAndNewSequences(t *testing.T) {
 			server.Kill()
 			server.Start()
 		}
+	}
+}
+
+func TestTheTokenIsTheTransactionThatMadeTheNode(t *testing.T) {
+	server := testutil.StartZooKeeper(t, 1)[0]
+	client := newClient(t, server.Addr())
+	backend, other := open(t, server.Addr(), long), open(t, server.Addr(), long)
+	request := func(owner string) lock.Request {
+		return lock.Request{Name: "job", Owner: owner, TTL: time.Hour, Shared: true}
+	}
+	for i, b := range []*zklock.Backend{backend, other, backend} { // alone, and beside others
+		owner := string(rune('a' + i))
+		var tokens [2]uint64
+		for j := range tokens { // the second time as if the first answer had been lost
+			grant, err := b.Acquire(t.Context(), request(owner))
+			must(t, err)
+			tokens[j] = grant.Token
+		}
+		for _, node := range nodesOf(t, client, "job") {
+			_, stat, err := client.Get("/test/job/" + node)
+			must(t, err)
+			if want := uint64(stat.Czxid); strings.HasPrefix(node, "s-"+owner) && tokens != [2]uint64{want, want} {
+				t.Errorf("tokens %v of %s, want twice %d", tokens, node, want)
+			}
+		}
+	}
+	writer := lock.Request{Name: "job", Owner: "w", TTL: time.Hour}
+	turn, err := backend.Queue(t.Context(), writer)
+	must(t, err)
+	for i, b := range []*zklock.Backend{backend, other, backend} {
+		if _, err := b.Acquire(t.Context(), writer); !errors.Is(err, lock.ErrNotAcquired) {
+			t.Errorf("got error %v, want ErrNotAcquired", err)
+		}
+		must(t, b.Release(t.Context(), lock.Claim{Name: "job", Owner: string(rune('a' + i))}))
+	}
+	must(t, turn(t.Context()))
+	grant, err := backend.Acquire(t.Context(), writer)
+	must(t, err)
+	nodes := nodesOf(t, client, "job")
+	if len(nodes) != 1 {
+		t.Fatalf("nodes %v, want the writer's alone", nodes)
+	}
+	_, stat, err := client.Get("/test/job/" + nodes[0])
+	must(t, err)
+	if grant.Token != uint64(stat.Czxid) {
+		t.Errorf("token %d of %s, want %d", grant.Token, nodes[0], stat.Czxid)
+	}
+	must(t, backend.Release(t.Context(), lock.Claim{Name: "job", Owner: "w", Token: grant.Token}))
+}
+
+func TestALockThatNobodyElseWantsTakesThreeRequests(t *testing.T) {
+	server := testutil.StartZooKeeper(t, 1)[0]
+	engine := newEngine(t, open(t, server.Addr(), long), lock.Options{CallTimeout: patience})
+	received := func() (n int) {
+		t.Helper()
+		for line := range strings.Lines(testutil.AskZooKeeper(t, server.Addr(), "srvr")) {
+			if _, err := fmt.Sscanf(line, "Received: %d", &n); err == nil {
+				return n
+			}
+		}
+		t.Fatal("the server does not tell how many packets it received")
+		return 0
+	}
+	const rounds, asking = 20, 2 // packets, at most, of the one who asks for their number
+	before := 0
+	for round := range 1 + rounds {
+		if round == 1 { // the first makes the nodes above
+			before = received()
+		}
+		lease, err := engine.TryLock(t.Context(), "job")
+		must(t, err)
+		must(t, lease.Unlock(t.Context()))
+	}
+	if n := received() - before; n < 3*rounds || n > 3*rounds+asking {
+		t.Errorf("%d requests for %d locks, want three for each", n, rounds)
 	}
 }
 
