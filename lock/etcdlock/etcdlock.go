@@ -79,21 +79,15 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 		clientv3.Compare(clientv3.CreateRevision(key), "=", 0),
 		clientv3.Compare(clientv3.CreateRevision(b.keys.rivals(req)), "=", 0).WithPrefix(), // of each of them, so there is none
 	}
-	lease, err := b.lease(ctx, req.TTL)
-	if err != nil {
-		return lock.Grant{}, err
-	}
-	// When the outcome is unknown the lease is not used again: a claim may come to stand on it.
-	resp, err := b.client.Txn(ctx).If(free...).Then(put(key, lease)).Else(b.look(req.Name, req.Owner)...).Commit()
+	resp, err := b.put(ctx, req.TTL, func(on lease) clientv3.Txn {
+		return b.client.Txn(ctx).If(free...).Then(put(key, on)).Else(b.look(req.Name, req.Owner)...)
+	})
 	switch {
 	case err != nil:
 		return lock.Grant{}, err
-	case resp.Succeeded && lease.term != 0 && lease.term != resp.Header.RaftTerm:
-		return lock.Grant{}, errLeader
 	case resp.Succeeded:
 		return lock.Grant{Token: uint64(resp.Header.Revision)}, nil
 	}
-	b.spare.give(lease)
 	own := seen(resp.Responses)
 	if !own.holds {
 		return lock.Grant{}, &lock.ContendedError{Name: req.Name}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -191,6 +192,40 @@ func TestALeaseThatEndedInReserveIsNotUsed(t *testing.T) {
 			must(t, err)
 		}
 	}
+}
+
+// ending lets a lease that is to be renewed end as soon as there is something on it.
+type ending struct {
+	clientv3.Lease
+	put clientv3.WatchChan
+}
+
+func (e *ending) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error) {
+	<-e.put
+	if _, err := e.Revoke(ctx, id); err != nil {
+		return nil, err
+	}
+	return nil, rpctypes.ErrLeaseNotFound
+}
+
+func TestALeaseThatEndsWhenAClaimIsOnItIsReplaced(t *testing.T) {
+	client := newClient(t, testutil.StartEtcd(t, 1)[0].Addr())
+	lessor := client.Lease
+	backend := newBackend(t, client)
+	claim := lock.Claim{Name: "job", Owner: "a"}
+	req := lock.Request{Name: claim.Name, Owner: claim.Owner, TTL: time.Minute}
+	_, err := backend.Acquire(t.Context(), req)
+	must(t, err)
+	must(t, backend.Release(t.Context(), claim)) // its lease is at hand for the next
+	now, err := client.Get(t.Context(), "test")
+	must(t, err)
+	client.Lease = &ending{lessor, client.Watch(t.Context(), "test/job/", clientv3.WithPrefix(), clientv3.WithRev(now.Header.Revision+1))}
+	grant, err := backend.Acquire(t.Context(), req)
+	must(t, err)
+	claim.Token = grant.Token
+	client.Lease = lessor
+	must(t, backend.Renew(t.Context(), claim, time.Minute))
+	must(t, backend.Release(t.Context(), claim))
 }
 
 // watches counts the watches of a client.

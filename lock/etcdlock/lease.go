@@ -2,17 +2,18 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // lease is an etcd lease that no claim is on.
 type lease struct {
 	id      clientv3.LeaseID
-	seconds int64  // that it was asked for
-	term    uint64 // in which it was renewed; 0: it is new
+	seconds int64 // that it was asked for
 }
 
 // seconds is ttl in what etcd counts, rounded up: it must not end a lock before its holder does.
@@ -21,12 +22,69 @@ func seconds(ttl time.Duration) int64 { return int64((ttl + time.Second - 1) / t
 // lease makes a lease that lasts for ttl from now, of a spare one if there is any.
 func (b *Backend) lease(ctx context.Context, ttl time.Duration) (lease, error) {
 	if l, ok := b.spare.take(seconds(ttl)); ok {
-		var err error
-		if l.term, err = b.keep(ctx, l.id); err == nil {
+		if _, err := b.keep(ctx, l.id); err == nil {
 			return l, nil
 		}
 	}
 	return b.grant(ctx, ttl)
+}
+
+// put commits a transaction whose success puts a claim on a lease, and without that puts nothing. When it has succeeded the
+// lease lasts for ttl from the call on.
+func (b *Backend) put(ctx context.Context, ttl time.Duration, txn func(on lease) clientv3.Txn) (*clientv3.TxnResponse, error) {
+	if l, ok := b.spare.take(seconds(ttl)); ok {
+		resp, err := b.putSpare(ctx, l, txn(l))
+		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			return resp, err
+		}
+		// It had ended, and if a claim came to stand on it that has ended too.
+	}
+	l, err := b.grant(ctx, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return b.commit(l, txn(l))
+}
+
+// putSpare renews a lease while the transaction is under way. Both begin after the call, so either may come first.
+//
+// A member that was the leader, and does not know yet that it is not, may answer the keep-alive; so both answers have to be
+// of one term. Then a leader that came before the call would have told its term with the transaction, which takes a
+// majority, and one that came later lets the lease begin anew.
+func (b *Backend) putSpare(ctx context.Context, l lease, txn clientv3.Txn) (*clientv3.TxnResponse, error) {
+	keeping, cancel := context.WithCancel(ctx)
+	var term uint64
+	var lapsed error
+	kept := make(chan struct{})
+	go func() {
+		defer close(kept)
+		term, lapsed = b.keep(keeping, l.id)
+	}()
+	resp, err := b.commit(l, txn)
+	if err != nil || !resp.Succeeded {
+		cancel() // the lease is not needed
+	}
+	<-kept
+	cancel()
+	switch {
+	case err != nil || !resp.Succeeded:
+		return resp, err
+	case lapsed != nil:
+		return nil, lapsed
+	case term != resp.Header.RaftTerm:
+		return nil, errLeader
+	}
+	return resp, nil
+}
+
+// commit keeps the lease for later if the transaction has not put anything on it. When the outcome is unknown the lease is
+// not used again: a claim may come to stand on it.
+func (b *Backend) commit(l lease, txn clientv3.Txn) (*clientv3.TxnResponse, error) {
+	resp, err := txn.Commit()
+	if err == nil && !resp.Succeeded {
+		b.spare.give(l)
+	}
+	return resp, err
 }
 
 // grant makes a new lease, which a majority agrees upon.
