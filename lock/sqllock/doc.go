@@ -15,7 +15,7 @@
 // No session state is used, so that poolers which give each statement another session will do; sessions have to be in
 // autocommit mode, as they are by default. Every step needs a connection of the pool: a renewal that waits for one in
 // vain loses the lock, so let locks have a [sql.DB] of their own where transactions may use up all connections.
-// Waiters poll.
+// Waiters poll, in PostgreSQL too, because database/sql has no call that waits for a notification.
 //
 // [Sessions] makes locks of another kind, that last as long as a session of the database, with other promises: no TTL, no
 // token, no renewals.
