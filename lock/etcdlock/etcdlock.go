@@ -66,7 +66,7 @@ func New(client *clientv3.Client, opts Options) (*Backend, error) {
 
 // Capabilities implements lock.Backend.
 func (*Backend) Capabilities() lock.Capabilities {
-	return lock.Capabilities{Fence: true, Fair: true, Shared: true}
+	return lock.Capabilities{Fence: true, Fair: true, Shared: true, Prompt: true}
 }
 
 // Acquire implements lock.Backend. etcd rounds the TTL up to whole seconds, at least to its own minimum.
