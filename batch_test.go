@@ -1167,7 +1167,7 @@ func TestKeysOfABatchDoNotMakeEachOthersCopiesOld(t *testing.T) {
 			o.RedisTimeout = 5 * time.Second
 			o.MaxLoads = herdgate.Off
 		})
-		c := w.cache(g, newManyOrigin(0), herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour})
+		c := w.cache(g, newManyOrigin(0), herdgate.Policy{TTL: time.Hour, LocalTTL: time.Hour, LockTTL: time.Minute})
 		keys := numbered(0, 1000) // so many that some pairs share what guards a copy
 		wantMany(w.world, c, keys, loadedTimes(1, keys...))
 		steps.took()

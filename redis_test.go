@@ -155,7 +155,7 @@ func TestScriptsThatTheServerForgotAreSentAgain(t *testing.T) { // C10
 func TestABadEntryIsAMissAndIsReplaced(t *testing.T) { // C25, I7
 	everywhere(t, func(w *world) {
 		o := newOrigin(0)
-		c := newCache(w.T, w.gate(), func(ctx context.Context, key string) ([]int, error) {
+		c := newCache(w.T, w.gate(patient), func(ctx context.Context, key string) ([]int, error) {
 			_, err := o.load(ctx, key)
 			return []int{1, 2, 3}, err
 		}, herdgate.Policy{LocalTTL: herdgate.Off, MinRebuildInterval: time.Millisecond})
