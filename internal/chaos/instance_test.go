@@ -97,7 +97,7 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, in.source.Close()) }()
-	rdb := redis.NewClient(&redis.Options{Addr: in.Redis})
+	rdb := redis.NewClient(&redis.Options{Addr: in.Redis, ContextTimeoutEnabled: in.Process%2 == 0}) // the ways of both
 	defer func() { err = errors.Join(err, rdb.Close()) }()
 	options := herdgate.Options{Redis: rdb, Namespace: namespace, Observer: tracer{in}}
 	if in.Plant == plantLoner {

@@ -174,7 +174,7 @@ func TestCloseUnderLoadLeavesNothing(t *testing.T) { // I10
 
 func closeUnderLoad(t *testing.T, server *testutil.Redis) {
 	t.Helper()
-	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 	defer func() {
 		if err := rdb.Close(); err != nil {
 			t.Error(err)
