@@ -26,6 +26,18 @@ func TestAReplySentForBeforeAnInvalidationTeachesNothing(t *testing.T) {
 	}
 }
 
+func TestAnEntryAboveTheSequenceIsNotKnownToHold(t *testing.T) {
+	b := newTagBook(false)
+	b.learn(b.turn.Load(), 20, []string{"a"}, []uint64{15})
+	if outdated, known := b.outdates(wire.Extended{TagsAt: 21, Tags: []string{"a"}}); outdated || known {
+		t.Errorf("outdated %v, known %v", outdated, known)
+	}
+	b.forget()
+	if n := b.highest(); n != 20 || b.sequence() != 0 {
+		t.Errorf("the highest is %d, the sequence %d", n, b.sequence())
+	}
+}
+
 func TestABookThatIsFullForgetsAndChecksAgain(t *testing.T) {
 	tags := make([]string, maxBook)
 	for i := range tags {
@@ -55,11 +67,18 @@ func TestAGenerationIsNotUndoneByWhatIsOlder(t *testing.T) {
 	if g.learn(5, turn) || g.n.Load() != 10 {
 		t.Errorf("a reply from before made it %d", g.n.Load())
 	}
-	if g.hear(9) || g.n.Load() != 10 {
-		t.Errorf("a message that comes late made it %d", g.n.Load())
+	turn = g.turn()
+	if g.hear(9) || g.n.Load() != 0 {
+		t.Errorf("after a lower one, late or of a master that has lost the last, %d is used unasked", g.n.Load())
+	}
+	if g.learn(8, turn) || g.n.Load() != 0 {
+		t.Errorf("a reply from before it made it %d", g.n.Load())
 	}
 	if !g.learn(4, g.turn()) || g.n.Load() != 4 {
 		t.Errorf("a key that was lost left it at %d", g.n.Load())
+	}
+	if g.highest() != 10 {
+		t.Errorf("the highest is %d", g.highest())
 	}
 	turn = g.turn()
 	g.forget()

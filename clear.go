@@ -45,7 +45,7 @@ func (c *Cache[V]) clear(ctx context.Context) error {
 	id := randomHex(8)
 	c.gate.own.add(id)
 	remembered := c.remember(opClear, "", nil)
-	n, err := c.gate.store.Clear(ctx, c.name, id)
+	n, err := c.gate.store.Clear(ctx, c.name, id, c.generation.highest())
 	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		c.gate.own.drop(id)
 		c.gate.recent.drop(remembered)
@@ -160,6 +160,7 @@ type generation struct {
 
 	mu    sync.Mutex    // held while n changes; protects the fields below
 	last  uint64        // the last one known
+	high  uint64        // the highest one that was ever known: above last if that was lost
 	turns uint64        // how often something was learned that a reply sent for before does not know
 	next  time.Duration // when it is to be read again
 }
@@ -180,15 +181,26 @@ func (g *generation) turn() uint64 {
 }
 
 // hear takes a generation that is known to have begun. It reports whether it is newer
-// than what was known.
+// than what was known. One that is lower has come late, or a master has lost the last one:
+// the next call asks.
 func (g *generation) hear(n uint64) (changed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if n <= g.last {
+	if n == g.last {
 		return false
 	}
 	g.turns++
+	if n < g.last {
+		g.n.Store(0)
+		return false
+	}
 	return g.set(n)
+}
+
+func (g *generation) highest() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.high
 }
 
 // learn takes what a read said that was sent when turns were so many: then it is the
@@ -205,7 +217,7 @@ func (g *generation) learn(n, turn uint64) (changed bool) {
 // set must be called with mu held. It reports whether another one was known before.
 func (g *generation) set(n uint64) (changed bool) {
 	changed = g.last != 0 && g.last != n
-	g.last = n
+	g.last, g.high = n, max(g.high, n)
 	g.n.Store(n)
 	return changed
 }

@@ -54,7 +54,7 @@ func (c *Cache[V]) raise(ctx context.Context, tags []string) error {
 	id := randomHex(8)
 	c.gate.own.add(id)
 	remembered := c.remember(opTags, "", slices.Clone(tags)) // the caller's own
-	n, err := c.gate.store.RaiseTags(ctx, c.name, id, tags, c.tagLife())
+	n, err := c.gate.store.RaiseTags(ctx, c.name, id, tags, c.tagLife(), c.tags.highest())
 	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		c.gate.own.drop(id)
 		c.gate.recent.drop(remembered)
@@ -115,6 +115,9 @@ func (c *Cache[V]) holds(ctx context.Context, x wire.Extended) (bool, error) {
 		return false, err
 	}
 	c.tags.learn(turn, sequence, x.Tags, numbers)
+	if x.TagsAt > sequence { // which has fallen, in a failover: its tags may have been invalidated since, with lower numbers
+		return false, nil
+	}
 	if slices.ContainsFunc(numbers, func(n uint64) bool { return n > x.TagsAt }) {
 		return false, nil
 	}
@@ -145,7 +148,8 @@ type tagBook struct {
 	turn atomic.Uint64 // another one each time that a number may have changed; never 0
 
 	mu       sync.Mutex // held while turn changes; protects the fields below
-	seq      uint64     // the highest number known, 0 for none
+	seq      uint64     // of the sequence, or a lower one; 0: not known
+	high     uint64     // the highest that was ever known
 	numbers  map[string]uint64
 	complete bool   // without Redis: a tag that is not in numbers has the number floor
 	floor    uint64 // protected by mu
@@ -162,7 +166,7 @@ func newTagBook(complete bool) *tagBook {
 func (t *tagBook) outdates(x wire.Extended) (outdated, known bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known = true
+	known = t.complete || x.TagsAt <= t.seq // else there is more to be known, or the sequence has fallen
 	for _, tag := range x.Tags {
 		n, ok := t.numbers[tag]
 		switch {
@@ -185,6 +189,18 @@ func (t *tagBook) sequence() uint64 {
 	return t.seq
 }
 
+func (t *tagBook) highest() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.high
+}
+
+// see must be called with mu held.
+func (t *tagBook) see(n uint64) {
+	t.seq = max(t.seq, n)
+	t.high = max(t.high, n)
+}
+
 // next is the number of an invalidation without Redis.
 func (t *tagBook) next() uint64 {
 	t.mu.Lock()
@@ -198,7 +214,11 @@ func (t *tagBook) raise(tags []string, n uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn.Add(1)
-	t.seq = max(t.seq, n)
+	if n < t.seq && !t.complete {
+		t.seq = 0 // it has come late, or the sequence has fallen in a failover: who needs it asks
+	} else {
+		t.see(n)
+	}
 	t.put(tags, func(int) uint64 { return n })
 }
 
@@ -208,7 +228,7 @@ func (t *tagBook) learn(turn, sequence uint64, tags []string, numbers []uint64) 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if turn == t.turn.Load() {
-		t.seq = max(t.seq, sequence)
+		t.see(sequence)
 		t.put(tags, func(i int) uint64 { return numbers[i] })
 	}
 }

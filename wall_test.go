@@ -310,3 +310,65 @@ func TestSeparateProcessesHoursApartLoadOnceInATTL(t *testing.T) { // I11, I1
 		t.Errorf("%d loads in %v, want at most %d", loads, end.Sub(start), most)
 	}
 }
+
+// A failover may lose the last numbers of generations and tags, and the new master's clock
+// may be behind the old one's: what it would give next is then below what the instances,
+// and the entries, have.
+func TestANewMasterWhoseClockIsBehindClearsAndInvalidatesTheSame(t *testing.T) { // I2, I11
+	const generation, sequence = "test:g:things", "test:t:{things}"
+	for name, test := range map[string]struct {
+		number string
+		change func(context.Context, *herdgate.Cache[string]) error
+	}{
+		"clear": {generation, func(ctx context.Context, c *herdgate.Cache[string]) error { return c.Clear(ctx) }},
+		"tags":  {sequence, func(ctx context.Context, c *herdgate.Cache[string]) error { return c.InvalidateTags(ctx, "tag") }},
+	} {
+		for _, knows := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, by one who knows the last number: %v", name, knows), func(t *testing.T) {
+				withClocks(t, func(w *world, set setServer) {
+					o := newOrigin(0)
+					open := func() *herdgate.Cache[string] {
+						return newCache(w.T, w.gate(func(o *herdgate.Options) { o.ResendWindow = herdgate.Off }), o.load,
+							herdgate.Policy{TTL: time.Hour, Stale: 10 * time.Hour, LocalTTL: time.Hour, Tags: []string{"tag"}})
+					}
+					rdb := w.connect()
+					a, b := open(), open()
+					get(w.T, a, "k")
+					replicated := map[string]string{}
+					for _, key := range []string{generation, sequence, sequence + ":tag"} {
+						replicated[key] = rdb.Get(w.Context(), key).Val()
+					}
+					w.pass(time.Second)
+					if err := test.change(w.Context(), a); err != nil {
+						w.Fatal(err)
+					}
+					old := get(w.T, a, "k")
+					synctest.Wait()
+					last := rdb.Get(w.Context(), test.number).Val()
+					for key, number := range replicated { // all that the new master has
+						rdb.Set(w.Context(), key, number, 0)
+					}
+					set(-time.Minute)
+					if v := get(w.T, b, "k"); v != old {
+						w.Fatalf("%q and %q", v, old)
+					}
+					if !knows {
+						b = open()
+					}
+					if err := test.change(w.Context(), b); err != nil {
+						w.Fatal(err)
+					}
+					synctest.Wait()
+					if n := rdb.Get(w.Context(), test.number).Val(); (n > last) != knows {
+						w.Errorf("%s is followed by %s", last, n)
+					}
+					for who, c := range map[string]*herdgate.Cache[string]{"who made the change": b, "another": a, "a third, which is new": open()} {
+						if v := get(w.T, c, "k"); v == old {
+							w.Errorf("%s gets %q, of before it", who, v)
+						}
+					}
+				})
+			})
+		}
+	}
+}

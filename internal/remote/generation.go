@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
@@ -10,30 +11,38 @@ import (
 
 // A generation is a number that goes into the hash of every entry of a cache: with
 // another one none of the old entries matches. It only rises, so that a message or a
-// command that comes twice, or late, undoes nothing.
+// command that comes twice, or late, undoes nothing. The server alone cannot see to that: a
+// new master may lack the last number, and its clock may be behind.
 
 func (s *Store) generationKey(cache string) string { return s.namespace + ":g:" + cache }
 
 // Generation reads the generation of a cache. One that has none, or whose key was lost,
 // gets one, and everybody is told.
 func (s *Store) Generation(ctx context.Context, cache string) (uint64, error) {
-	return s.runGeneration(ctx, cache, "read", "0")
+	return s.runGeneration(ctx, cache, "read", "0", 0)
 }
 
-// Clear begins a generation of a cache, and tells everybody. It may be sent twice. The
-// generation comes with an error that matches ErrNotReplicated if too few replicas have it.
-func (s *Store) Clear(ctx context.Context, cache, id string) (uint64, error) {
-	return s.runGeneration(ctx, cache, "clear", id)
+// Clear begins a generation of a cache, above the one that is known, and tells everybody.
+// It may be sent twice. The generation comes with an error that matches ErrNotReplicated
+// if too few replicas have it.
+func (s *Store) Clear(ctx context.Context, cache, id string, known uint64) (uint64, error) {
+	return s.runGeneration(ctx, cache, "clear", id, known)
 }
 
-func (s *Store) runGeneration(ctx context.Context, cache, op, id string) (uint64, error) {
+// maxLeap is the most, in µs, that a number is ahead of the server's time for the sake of
+// being another one than that of a master before.
+const maxLeap = 1 << 16
+
+func leapAhead() int64 { return 1 + rand.Int64N(maxLeap) }
+
+func (s *Store) runGeneration(ctx context.Context, cache, op, id string, known uint64) (uint64, error) {
 	message := "G " + s.instance + " " + id + " " + cache + " "
 	return retried(ctx, s.route(ctx, s.generationKey(cache)), ordinary, func(ctx context.Context) (uint64, error) {
 		run := s.run
 		if op == "clear" {
 			run = s.runChange
 		}
-		v, err := run(ctx, s.generation, again, []string{s.generationKey(cache)}, op, s.channel, message)
+		v, err := run(ctx, s.generation, again, []string{s.generationKey(cache)}, op, s.channel, message, known, leapAhead())
 		return readReply(v, err, func(v any) (uint64, error) {
 			r := newReply(v)
 			return uint64(r.integer(0)), r.err

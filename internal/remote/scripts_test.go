@@ -3,6 +3,7 @@ package remote
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -439,4 +440,42 @@ func TestLifetimesAreRoundedUpToWholeMilliseconds(t *testing.T) {
 			t.Errorf("%v is sent as %s ms, want %s", d, got, want)
 		}
 	}
+}
+
+func TestTwoMastersThatLackTheSameNumberGiveOthersForIt(t *testing.T) { // I2
+	everywhere(t, func(w *world) {
+		s := newStore(w.rdb)
+		numbers := map[string]func() (uint64, error){
+			s.generationKey("c"):   func() (uint64, error) { return s.Clear(w.Context(), "c", "1", 0) },
+			s.tagKeys("c", nil)[0]: func() (uint64, error) { return s.RaiseTags(w.Context(), "c", "1", []string{"t"}, time.Hour, 0) },
+		}
+		for key, next := range numbers {
+			const last = 9e15 // of a clock far ahead
+			given := map[uint64]struct{}{}
+			for range 8 { // of which some may be the same by chance, but not all
+				w.rdb.Set(w.Context(), key, strconv.Itoa(last), 0)
+				n, err := next()
+				if err != nil || n <= last {
+					w.Fatalf("%s: %d, %v", key, n, err)
+				}
+				given[n] = struct{}{}
+			}
+			if len(given) == 1 {
+				w.Errorf("%s: always %v", key, given)
+			}
+		}
+	})
+}
+
+func TestANumberIsAboveTheOneThatItsCallerKnows(t *testing.T) { // I2
+	everywhere(t, func(w *world) {
+		s := newStore(w.rdb)
+		const known = 9e15
+		if n, err := s.Clear(w.Context(), "c", "1", known); err != nil || n <= known {
+			w.Errorf("generation %d, %v", n, err)
+		}
+		if n, err := s.RaiseTags(w.Context(), "c", "1", []string{"t"}, time.Hour, known); err != nil || n <= known {
+			w.Errorf("tags %d, %v", n, err)
+		}
+	})
 }

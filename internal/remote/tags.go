@@ -22,30 +22,30 @@ func (s *Store) tagKeys(cache string, tags []string) []string {
 // A tag is kept for life from now on; one that is not there gets the number of the
 // sequence, as nothing tells any more when it was last invalidated.
 func (s *Store) Tags(ctx context.Context, cache string, tags []string, life time.Duration) (sequence uint64, numbers []uint64, err error) {
-	return s.runTags(ctx, cache, tags, "read", life, "")
+	return s.runTags(ctx, cache, tags, "read", life, "", 0)
 }
 
 // RaiseTags invalidates what has one of the tags, and tells everybody. It may be sent
-// twice. It returns the number that the tags have from now on, with an error that matches
-// ErrNotReplicated if too few replicas have it.
-func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, life time.Duration) (uint64, error) {
+// twice. It returns the number that the tags have from now on, which is above the one that
+// is known, with an error that matches ErrNotReplicated if too few replicas have it.
+func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, life time.Duration, known uint64) (uint64, error) {
 	var message strings.Builder
 	message.WriteString("T " + s.instance + " " + id + " " + cache + " ")
 	for _, tag := range tags {
 		message.WriteString(strconv.Itoa(len(tag)) + ":" + tag)
 	}
-	sequence, _, err := s.runTags(ctx, cache, tags, "raise", life, message.String()+" ")
+	sequence, _, err := s.runTags(ctx, cache, tags, "raise", life, message.String()+" ", known)
 	return sequence, err
 }
 
-func (s *Store) runTags(ctx context.Context, cache string, tags []string, op string, life time.Duration, message string) (sequence uint64, numbers []uint64, err error) {
+func (s *Store) runTags(ctx context.Context, cache string, tags []string, op string, life time.Duration, message string, known uint64) (sequence uint64, numbers []uint64, err error) {
 	px := millis(life)
 	numbers, err = retried(ctx, s.route(ctx, s.tagKeys(cache, nil)[0]), ordinary, func(ctx context.Context) ([]uint64, error) {
 		run := s.run
 		if op == "raise" {
 			run = s.runChange
 		}
-		v, err := run(ctx, s.tags, again, s.tagKeys(cache, tags), op, px, s.channel, message)
+		v, err := run(ctx, s.tags, again, s.tagKeys(cache, tags), op, px, s.channel, message, known, leapAhead())
 		return readReply(v, err, func(v any) ([]uint64, error) {
 			r := newReply(v)
 			numbers := make([]uint64, 1+len(tags))

@@ -51,5 +51,9 @@ local function number(reply) -- what a key of ours says, nil for absent or forei
   return type(reply) == 'string' and string.match(reply, '^%d+$') and tonumber(reply) or nil
 end
 
+local function risen(now, last, known, step) -- above last, and known, over clocks that are set back
+  return math.max(now, math.max(last or 0, tonumber(known)) + tonumber(step))
+end
+
 local function failed(reply) return type(reply) == 'table' and reply.err ~= nil end
 

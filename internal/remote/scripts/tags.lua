@@ -6,12 +6,13 @@
 -- ARGV  1 op           'read' | 'raise'
 --       2 ttl          ms that a tag is kept from now on
 --       3 channel      4 message, to which the new number is added; op 'raise' only
+--       5 known        6 step, as for a generation
 -- reply {sequence, number of each tag…}
 local now = clock()
 local seq = number(redis.pcall('GET', KEYS[1]))
 local raise = ARGV[1] == 'raise'
 if raise or not seq then
-  seq = math.max(now, (seq or 0) + 1)
+  seq = risen(now, seq, ARGV[5], ARGV[6])
   redis.call('SET', KEYS[1], digits(seq))
 end
 
