@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/singleflight"
 )
 
 // ErrDown means that a command was not sent, since its server does not answer: it is
@@ -25,7 +26,7 @@ const (
 	failuresToOpen = 3
 	// maxHung is how many commands of one server may hang in the client after they were
 	// given up on: a client that lets go after seconds, or never, would pile them up.
-	// Urgent ones have four times that.
+	// Urgent ones, probes, heartbeats and subscriptions have four times that.
 	maxHung = 256
 	// probeFloor and probeCap bound the time between two probes; it doubles.
 	probeFloor = 100 * time.Millisecond
@@ -108,7 +109,7 @@ func (b *breaker) allow(u urgency) (sent time.Duration, err error) {
 		if down := b.down.Load(); u == urgent && down != nil && b.absent.Load() {
 			return 0, *down
 		}
-		if b.hung.Load() >= 4*maxHung {
+		if b.overhung() {
 			return 0, ErrDown
 		}
 	}
@@ -254,7 +255,7 @@ func (b *breaker) knock(ctx context.Context) bool {
 	if !ok || server.Options().Dialer == nil {
 		return true // the probe tells
 	}
-	_, err := within(ctx, b.store, b.store.patience(probing), func(ctx context.Context) (struct{}, error) {
+	_, err := counted(ctx, b, b.store.patience(probing), func(ctx context.Context) (struct{}, error) {
 		conn, err := server.Options().Dialer(ctx, server.Options().Network, server.Options().Addr)
 		if err == nil {
 			err = conn.Close()
@@ -339,21 +340,47 @@ func guarded[T any](ctx context.Context, r route, u urgency, command func(contex
 		var zero T
 		return zero, err
 	}
-	var over atomic.Bool // the command has ended, or was given up on: what comes first
-	v, err := within(ctx, r.store, r.store.patience(u), func(ctx context.Context) (T, error) {
-		defer func() {
-			if over.Swap(true) {
-				r.hung.Add(-1)
-			}
-		}()
-		return command(ctx)
-	})
-	if !over.Swap(true) {
-		r.hung.Add(1)
-	}
+	v, err := counted(ctx, r.breaker, r.store.patience(u), command)
 	r.done(ctx, sent, err)
 	return v, err
 }
+
+// counted is within for what counts as hung while it hangs. A client that panics, in a
+// Dialer or a hook of its user, has not answered: nobody else could recover it here.
+func counted[T any](ctx context.Context, b *breaker, most time.Duration, command func(context.Context) (T, error)) (v T, err error) {
+	if b.overhung() {
+		return v, ErrDown
+	}
+	s := stray{breaker: b}
+	v, err = within(ctx, b.store, most, func(ctx context.Context) (T, error) {
+		defer s.ended()
+		return singleflight.Protect(func() (T, error) { return command(ctx) })
+	})
+	s.givenUp()
+	return v, err
+}
+
+// stray is what may go on after it was given up on: it counts as hung until it ends.
+type stray struct {
+	*breaker
+
+	over atomic.Bool // it has ended, or was given up on: what comes first
+}
+
+func (s *stray) ended() {
+	if s.over.Swap(true) {
+		s.hung.Add(-1)
+	}
+}
+
+func (s *stray) givenUp() {
+	if !s.over.Swap(true) {
+		s.hung.Add(1)
+	}
+}
+
+// overhung reports whether so much hangs that nothing at all is begun.
+func (b *breaker) overhung() bool { return b.hung.Load() >= 4*maxHung }
 
 // retried is guarded with a second try where no reply came, or where the keys are just
 // moving to another server: for what may be sent twice.

@@ -527,3 +527,76 @@ func TestAProbeMayTakeLongToConnectButNotToAnswer(t *testing.T) {
 		})
 	}
 }
+
+func TestDialsThatNeverEndAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, client := testutil.NewBubbleRedis(t)
+		release := make(chan struct{})
+		var hang atomic.Int64
+		var d dialer
+		stuck := dial(func(context.Context, string, string) (net.Conn, error) {
+			hang.Add(1)
+			defer hang.Add(-1)
+			<-release // whatever its ctx says
+			return nil, net.ErrClosed
+		})
+		d.instead.Store(&stuck)
+		s := newStore(client(d.options))
+		for range failuresToOpen {
+			_ = s.Load(t.Context())
+		}
+		time.Sleep(time.Hour)
+		n := hang.Load()
+		if n < 4*maxHung || n > 5*maxHung {
+			t.Errorf("%d dials hang", n)
+		}
+		time.Sleep(time.Hour)
+		if after := hang.Load(); after != n {
+			t.Errorf("%d dials more", after-n)
+		}
+		d.instead.Store(nil)
+		close(release)
+		must(t, s.Wait(t.Context()))
+		if hung := s.server.hung.Load(); hung != 0 {
+			t.Errorf("%d count as hung", hung)
+		}
+	})
+}
+
+func TestAClientThatPanicsHasNotAnswered(t *testing.T) {
+	moodily(t, func(t *tried) {
+		t.server.be(func(context.Context, redis.Cmder) error { panic("a hook of the user") })
+		for range failuresToOpen {
+			if _, err := t.Acquire(t.Context(), t.keys, Acquire{Owner: "a", TTL: time.Second}); err == nil || errors.Is(err, ErrNoAnswer) {
+				t.Errorf("got %v", err)
+			}
+			time.Sleep(t.timeout / 5)
+		}
+		if down, _ := t.told(); down != 1 {
+			t.Errorf("told of %d servers that are down", down)
+		}
+		t.server.beWell()
+		time.Sleep(2 * probeCap)
+		must(t, t.get())
+	})
+}
+
+func TestADialerThatPanicsIsALossAndComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, client := testutil.NewBubbleRedis(t)
+		var d dialer
+		panics := dial(func(context.Context, string, string) (net.Conn, error) { panic("a dialer of the user") })
+		d.instead.Store(&panics)
+		s := newStore(client(d.options))
+		h, bus := listen(t, s)
+		h.expect(t, "lost: panic: a dialer of the user")
+		_ = s.Load(t.Context())
+		time.Sleep(time.Minute) // probes, and knocks
+		d.instead.Store(nil)
+		h.eventually(t, "confirmed")
+		time.Sleep(time.Minute)
+		must(t, s.Load(t.Context()))
+		bus.Close()
+		must(t, s.Wait(t.Context()))
+	})
+}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/singleflight"
 )
 
 // Invalidation is a change as the bus tells it.
@@ -203,16 +205,21 @@ func (b *Bus) receive(ctx context.Context) {
 // go-redis dials anew before it tells such an error, and neither that nor a read
 // ends with ctx: so it runs beside the session, which ends on time in any case.
 func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
-	if b.store.server.absent.Load() {
-		return false, ErrDown // a dial would only fail, see breaker.knock
+	if server := &b.store.server; server.absent.Load() || server.overhung() {
+		return false, ErrDown // a dial would only fail, see breaker.knock, or hang as the others
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sub := b.store.rdb.Subscribe(ctx)
 	inbox := make(chan any)
-	b.store.calls.Go(func() { read(ctx, sub, inbox, b.store.channel, b.beats) })
+	s := stray{breaker: &b.store.server}
+	b.store.calls.Go(func() {
+		defer s.ended()
+		read(ctx, sub, inbox, b.store.channel, b.beats)
+	})
 	// Close interrupts the read, but waits for a dial.
 	defer b.store.calls.Go(func() { _ = sub.Close() })
+	defer s.givenUp()
 
 	acks := 0
 	silence := time.NewTimer(heartbeatGrace)
@@ -253,13 +260,14 @@ func (b *Bus) session(ctx context.Context) (confirmed bool, err error) {
 	}
 }
 
-// read subscribes and puts what comes into inbox, up to and including the first error.
+// read subscribes and puts what comes into inbox, up to and including the first error. A
+// Dialer that panics is one: the client recovers it for commands, not for subscriptions.
 func read(ctx context.Context, sub *redis.PubSub, inbox chan<- any, channels ...string) {
-	err := sub.Subscribe(ctx, channels...)
+	_, err := singleflight.Protect(func() (any, error) { return nil, sub.Subscribe(ctx, channels...) })
 	for {
 		var received any
 		if err == nil {
-			received, err = sub.Receive(ctx)
+			received, err = singleflight.Protect(func() (any, error) { return sub.Receive(ctx) })
 		}
 		if err != nil {
 			received = err

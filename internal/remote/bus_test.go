@@ -365,3 +365,37 @@ func TestALossIsToldThoughTheNextDialHangs(t *testing.T) {
 		})
 	}
 }
+
+// A dial of the client may hang in a Dialer that does not know when to end. The bus must
+// not begin one after the other.
+func TestSubscriptionsThatHangAreCountedAndBounded(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	begun := make(chan struct{}, 1)
+	var d dialer
+	stuck := dial(func(context.Context, string, string) (net.Conn, error) {
+		begun <- struct{}{}
+		<-release
+		return nil, net.ErrClosed
+	})
+	d.instead.Store(&stuck)
+	rdb := testutil.NewClient(t, "nowhere", d.options)
+	quiet := new(atomic.Bool)
+	quiet.Store(true)
+	rdb.AddHook(deaf{quiet}) // the heartbeats dial nothing
+	s := newStore(rdb)
+	_, bus := listen(t, s)
+	<-begun
+	bus.Close()
+	testutil.Eventually(t, time.Minute, func() bool { return s.server.hung.Load() == 1 }, "one counts as hung")
+	s.server.hung.Add(4*maxHung - 1)
+	h, bus := listen(t, s)
+	h.expect(t, "lost: "+ErrDown.Error())
+	bus.Close()
+	s.server.hung.Add(1 - 4*maxHung)
+	close(release)
+	must(t, s.Wait(t.Context()))
+	if n := s.server.hung.Load(); n != 0 {
+		t.Errorf("%d count as hung when all have ended", n)
+	}
+}

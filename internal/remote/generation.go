@@ -68,7 +68,7 @@ func (s *Store) beat(ctx context.Context, channel string, caches []string) []uin
 	}
 	var read []*redis.StringCmd
 	if _, cluster := s.rdb.(*redis.ClusterClient); cluster {
-		read, _ = bounded(ctx, s, send)
+		read, _ = counted(ctx, &s.server, s.timeout, send)
 	} else {
 		read, _ = guarded(ctx, route{&s.server, ""}, urgent, send)
 	}

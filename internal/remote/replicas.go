@@ -138,7 +138,7 @@ func (s *Store) masterIDs(ctx context.Context) ([]string, error) {
 			return []string{id}, err
 		})
 	}
-	return bounded(ctx, s, func(ctx context.Context) (ids []string, err error) {
+	return counted(ctx, &s.server, s.timeout, func(ctx context.Context) (ids []string, err error) {
 		var mu sync.Mutex
 		err = cluster.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error {
 			id, err := masterID(ctx, master)
