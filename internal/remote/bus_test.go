@@ -374,7 +374,7 @@ func TestSubscriptionsThatHangAreCountedAndBounded(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	var d dialer
 	stuck := dial(func(context.Context, string, string) (net.Conn, error) {
-		begun <- struct{}{}
+		poke(begun)
 		<-release
 		return nil, net.ErrClosed
 	})
@@ -382,7 +382,7 @@ func TestSubscriptionsThatHangAreCountedAndBounded(t *testing.T) {
 	rdb := testutil.NewClient(t, "nowhere", d.options)
 	quiet := new(atomic.Bool)
 	quiet.Store(true)
-	rdb.AddHook(deaf{quiet}) // the heartbeats dial nothing
+	rdb.AddHook(deaf{quiet}) // heartbeats dial nothing
 	s := newStore(rdb)
 	_, bus := listen(t, s)
 	<-begun
