@@ -256,7 +256,7 @@ func (l *lease) onLoss(told func(error)) (stop func()) {
 		case <-l.Done():
 			told(l.Err())
 		case <-outer:
-			told(l.outer.Err())
+			told(outerLoss(l.outer.Err()))
 		case <-quit:
 		}
 	})
@@ -264,6 +264,15 @@ func (l *lease) onLoss(told func(error)) (stop func()) {
 		close(quit)
 		wg.Wait()
 	}
+}
+
+// outerLoss makes a loss of whatever has ended the lock of Options.Locker while the loader
+// ran: one that its locker has let go, as it was closed, is no failure of the load.
+func outerLoss(err error) error {
+	if errors.Is(err, lock.ErrLost) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", lock.ErrLost, err)
 }
 
 // stop ends the renewals; the lease itself ends with its commit or finish.

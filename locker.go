@@ -1,6 +1,7 @@
 package herdgate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,10 @@ type outerLock struct {
 	lease *lock.Lease // of remote.Mine, else nil
 }
 
-var errLockerRests = errors.New("herdgate: Options.Locker has not answered lately, and is not asked")
+var (
+	errLockerRests = errors.New("herdgate: Options.Locker has not answered lately, and is not asked")
+	errNoLease     = errors.New("neither a lease nor an error from TryLock: want one of them")
+)
 
 // try asks for the lock of a name. An error says that the locker gave no answer.
 func (o *outerLocks) try(ctx context.Context, name string) (outerLock, error) {
@@ -58,6 +62,9 @@ func (o *outerLocks) try(ctx context.Context, name string) (outerLock, error) {
 	asking, cancel := context.WithTimeout(ctx, lockerTimeout)
 	defer cancel()
 	lease, err := o.ask(asking, name)
+	if err == nil {
+		err = held(lease)
+	}
 	switch {
 	case err == nil:
 		o.resume.Store(0)
@@ -69,6 +76,15 @@ func (o *outerLocks) try(ctx context.Context, name string) (outerLock, error) {
 		o.resume.Store(int64(o.now() + lockerPause))
 	}
 	return outerLock{}, fmt.Errorf("herdgate: Options.Locker: %w", err)
+}
+
+// held is an error for what TryLock has returned and nobody can work under.
+func held(l *lock.Lease) error {
+	if l == nil {
+		return errNoLease
+	}
+	ended, err := singleflight.Protect(func() (error, error) { return l.Err(), nil }) // one that no engine has made panics
+	return cmp.Or(err, ended)
 }
 
 // ask waits for an answer no longer than ctx allows, whatever the locker does: a flight
@@ -90,7 +106,7 @@ func (o *outerLocks) ask(ctx context.Context, name string) (*lock.Lease, error) 
 			select {
 			case answers <- a:
 			case <-ctx.Done():
-				if a.lease != nil {
+				if a.err == nil && held(a.lease) == nil {
 					_ = a.lease.Unlock(ctx) // its TTL ends it otherwise
 				}
 			}

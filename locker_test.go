@@ -346,6 +346,86 @@ type panicLocker struct{ lock.Locker }
 
 func (panicLocker) TryLock(context.Context, string) (*lock.Lease, error) { panic("oh") }
 
+// tryLocker is a locker of which a gate uses only TryLock.
+type tryLocker func(ctx context.Context, name string) (*lock.Lease, error)
+
+func (t tryLocker) TryLock(ctx context.Context, name string) (*lock.Lease, error) {
+	return t(ctx, name)
+}
+
+func (t tryLocker) Lock(ctx context.Context, name string) (*lock.Lease, error) { return t(ctx, name) }
+
+func TestALockerThatGivesNoLeaseHasNotAnswered(t *testing.T) {
+	const late = "one of no engine, too late"
+	for name, give := range map[string]func(context.Context, *lock.Engine, string) (*lock.Lease, error){
+		late: func(context.Context, *lock.Engine, string) (*lock.Lease, error) {
+			<-time.NewTimer(2 * time.Second).C
+			return &lock.Lease{}, nil
+		},
+		"nothing":          func(context.Context, *lock.Engine, string) (*lock.Lease, error) { return nil, nil }, //nolint:nilnil // the fault
+		"one of no engine": func(context.Context, *lock.Engine, string) (*lock.Lease, error) { return &lock.Lease{}, nil },
+		"one that has ended": func(ctx context.Context, e *lock.Engine, name string) (*lock.Lease, error) {
+			lease, err := e.TryLock(ctx, name)
+			if err == nil {
+				err = lease.Unlock(ctx)
+			}
+			return lease, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtually(t, func(w *world) {
+				e := engine(w.T, memlock.New(), lock.Options{})
+				locker := tryLocker(func(ctx context.Context, name string) (*lock.Lease, error) { return give(ctx, e, name) })
+				var told string
+				c := newCache(w.T, w.gate(func(o *herdgate.Options) {
+					o.Locker = locker
+					o.Observer = herdgate.ObserverFunc(func(e herdgate.Event) {
+						if e.Kind == herdgate.EventLockerFailed {
+							told = e.Err.Error()
+						}
+					})
+				}), newOrigin(0).load, herdgate.Policy{})
+				get(w.T, c, "k")
+				w.pass(2 * time.Second)
+				if name == "nothing" && !strings.Contains(told, "neither a lease nor an error") {
+					w.Errorf("told %q", told)
+				}
+				if s := c.Stats(); s.LockerFailures != 1 || s.Loaded != 1 || s.Loads != 1 {
+					w.Errorf("%+v", s)
+				}
+			})
+		})
+	}
+}
+
+// As by an engine that its service has closed too early.
+func TestALockThatItsLockerLetsGoIsNoFailureOfTheLoad(t *testing.T) { // I4, I12
+	virtually(t, func(w *world) {
+		e := engine(w.T, memlock.New(), lock.Options{})
+		var given sync.WaitGroup
+		fickle := tryLocker(func(ctx context.Context, name string) (*lock.Lease, error) {
+			lease, err := e.TryLock(ctx, name)
+			if err == nil {
+				given.Go(func() {
+					w.pass(50 * time.Millisecond)
+					_ = lease.Unlock(ctx)
+				})
+			}
+			return lease, err
+		})
+		defer given.Wait()
+		o := newOrigin(200 * time.Millisecond)
+		c := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Locker = fickle }), o.load, herdgate.Policy{})
+		get(w.T, c, "k")
+		if _, err := c.GetMany(w.Context(), []string{"a", "b"}); err != nil {
+			w.Error(err)
+		}
+		if s := c.Stats(); s.LeasesLost == 0 || s.LoadFailures != 0 {
+			w.Errorf("%+v, want lost leases and no load failure", s)
+		}
+	})
+}
+
 // I4: also one that does not look at its context keeps nobody from a value.
 func TestALockerThatNeverReturnsIsOneThatDoesNotAnswer(t *testing.T) {
 	virtually(t, func(w *world) {
