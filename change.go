@@ -35,7 +35,7 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...Entr
 		option(&as.load.settings)
 	}
 	if err := as.load.check(p); err != nil {
-		return c.changeError(remote.OpSet, key, err)
+		return c.changeFailed(remote.OpSet, key, err)
 	}
 	generation, err := c.current(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (c *Cache[V]) Set(ctx context.Context, key string, value V, options ...Entr
 	keys := c.keys(key)
 	made, err := c.encode(keys, what, life, generation, p, body{})
 	if err != nil {
-		return c.changeError(remote.OpSet, key, fmt.Errorf("encode: %w", err))
+		return c.changeFailed(remote.OpSet, key, fmt.Errorf("encode: %w", err))
 	}
 	what.value = c.cloned(value)
 	cp := c.made(what, made, life, c.gate.now(), p)
@@ -99,7 +99,7 @@ func (c *Cache[V]) Expire(ctx context.Context, key string) error {
 // unsent is a Set before which Redis did not answer.
 func (c *Cache[V]) unsent(ctx context.Context, key string, cause error) error {
 	if remote.Answered(cause) || ctx.Err() != nil {
-		return c.changeError(remote.OpSet, key, cause)
+		return c.changeFailed(remote.OpSet, key, cause)
 	}
 	return c.journaled(remote.Change{Op: remote.OpSet, Key: key}, 0, cause)
 }
@@ -108,11 +108,11 @@ func (c *Cache[V]) unsent(ctx context.Context, key string, cause error) error {
 // ends it with calls.Done.
 func (c *Cache[V]) entering(ctx context.Context, op remote.Op, key string) error {
 	if !c.gate.enter() {
-		return c.changeError(op, key, ErrClosed)
+		return c.changeFailed(op, key, ErrClosed)
 	}
 	if err := ctx.Err(); err != nil {
 		c.gate.calls.Done()
-		return c.changeError(op, key, err)
+		return c.changeFailed(op, key, err)
 	}
 	return nil
 }
@@ -166,8 +166,14 @@ func (c *Cache[V]) send(ctx context.Context, keys remote.Keys, key string, ch re
 	}
 	c.gate.own.drop(ch.ID)
 	c.invalidate(key)
+	return c.changeFailed(ch.Op, key, err)
+}
+
+// changeFailed is the end of a change that was not made, or of which it is not known, and
+// that is not made later.
+func (c *Cache[V]) changeFailed(op remote.Op, key string, err error) error {
 	c.events.emit(Event{Kind: EventChangeFailed, Key: key, Err: err})
-	return c.changeError(ch.Op, key, err)
+	return c.changeError(op, key, err)
 }
 
 // took is the end of a change that took effect. err is nil, or says that too few replicas

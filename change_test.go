@@ -240,3 +240,38 @@ func TestAFailureMarkSurvivesADeleteAndASetEndsIt(t *testing.T) { // I12
 		}
 	})
 }
+
+func TestAChangeThatIsNotMadeCountsOnceAsFailed(t *testing.T) {
+	type cache = *herdgate.Cache[string]
+	for name, change := range map[string]func(ctx context.Context, g *herdgate.Gate, c cache) error{
+		"its context has ended": func(ctx context.Context, _ *herdgate.Gate, c cache) error {
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			return c.Delete(ctx, "k")
+		},
+		"the gate is closed": func(ctx context.Context, g *herdgate.Gate, c cache) error {
+			return errors.Join(g.Close(ctx), c.Expire(ctx, "k"))
+		},
+		"the value is too large": func(ctx context.Context, _ *herdgate.Gate, c cache) error {
+			return c.Set(ctx, "k", strings.Repeat("large", 100))
+		},
+		"an option is wrong": func(ctx context.Context, _ *herdgate.Gate, c cache) error {
+			return c.Set(ctx, "k", "v", herdgate.EntryTTL(-time.Second))
+		},
+		"a tag is wrong": func(ctx context.Context, _ *herdgate.Gate, c cache) error { return c.InvalidateTags(ctx, "") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtually(t, func(w *world) {
+				g := w.gate()
+				c := newCache[string](w.T, g, nil, herdgate.Policy{MaxSize: 100})
+				err := change(w.Context(), g, c)
+				if _, ok := errors.AsType[*herdgate.ChangeError](err); !ok {
+					w.Errorf("got %v", err)
+				}
+				if s := c.Stats(); s.ChangesFailed != 1 || s.Changes+s.Journaled != 0 {
+					w.Errorf("%+v", s)
+				}
+			})
+		})
+	}
+}

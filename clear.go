@@ -34,8 +34,7 @@ func (c *Cache[V]) Clear(ctx context.Context) error {
 			return c.journaledWhole(opClear, nil, err)
 		}
 		c.wipe()
-		c.events.emit(Event{Kind: EventChangeFailed, Err: err})
-		return c.changeError(opClear, "", err)
+		return c.changeFailed(opClear, "", err)
 	}
 	return c.took(opClear, "", err)
 }

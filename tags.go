@@ -28,7 +28,7 @@ func (c *Cache[V]) InvalidateTags(ctx context.Context, tags ...string) error {
 	var short error
 	for some := range slices.Chunk(tags, wire.MaxTags) {
 		if want := wire.CheckTags(some); want != "" {
-			return c.changeError(opTags, names, &ConfigError{Field: "tags", Value: names, Want: want})
+			return c.changeFailed(opTags, names, &ConfigError{Field: "tags", Value: names, Want: want})
 		}
 		if err := c.raise(ctx, some); errors.Is(err, ErrNotReplicated) {
 			short = err
@@ -36,8 +36,7 @@ func (c *Cache[V]) InvalidateTags(ctx context.Context, tags ...string) error {
 			if !remote.Answered(err) {
 				return c.journaledWhole(opTags, tags, err)
 			}
-			c.events.emit(Event{Kind: EventChangeFailed, Key: names, Err: err})
-			return c.changeError(opTags, names, err)
+			return c.changeFailed(opTags, names, err)
 		}
 	}
 	return c.took(opTags, names, short)
