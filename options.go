@@ -57,7 +57,7 @@ type Options struct {
 	// fewer do within half of RedisTimeout, and of the client's ReadTimeout, it returns an
 	// error that matches [ErrNotReplicated]. Each change then costs a WAIT besides, sent in
 	// the same step. Redis ends a WAIT with its next tick, 10 a second by default: with a
-	// RedisTimeout of 200 ms or less a change that too few have mostly matches ErrJournaled
+	// RedisTimeout of 200 ms or less a change that too few have may match ErrJournaled
 	// instead, and is made again. What is made up for after an outage waits for no replicas.
 	// Default 0: none, replication is asynchronous.
 	ReplicaWait int
