@@ -169,33 +169,42 @@ func (a *acquisition) try(ctx context.Context) (*Lease, error) {
 	if ctx.Err() != nil {
 		return nil, a.gaveUp(ctx)
 	}
-	lease, err := a.send(ctx, a.engine.backend.Capabilities().Prompt && !a.engine.slow.Load())
+	send := a.send
+	if a.engine.backend.Capabilities().Prompt && !a.engine.slow.Load() {
+		send = a.sendDirectly
+	}
+	lease, err := send(ctx)
 	if err == nil || errors.Is(err, ErrNotAcquired) || ctx.Err() != nil {
 		return lease, err
 	}
-	return a.send(ctx, false)
+	return a.send(ctx)
 }
 
 // promptPart is the part of CallTimeout that a caller may be kept by a request that it makes itself.
 const promptPart = 10
 
-// send sends a request, if inline in this goroutine. Then it gets no long time, since a cancel is not heeded.
-func (a *acquisition) send(ctx context.Context, inline bool) (*Lease, error) {
-	e := a.engine
+// sendDirectly sends a request in this goroutine, and gives it no long time, since a cancel may not be heeded.
+func (a *acquisition) sendDirectly(ctx context.Context) (*Lease, error) {
 	sentAt := time.Now()
-	var grant Grant
-	var err error
-	if inline {
-		grant, err = direct(ctx, e.opts.CallTimeout/promptPart, func(ctx context.Context) (Grant, error) {
-			return e.backend.Acquire(ctx, a.req)
-		})
-	} else {
-		a.sends.Add(1)
-		grant, err = call(ctx, e.opts.CallTimeout, func(ctx context.Context) (Grant, error) {
-			defer a.sends.Done()
-			return e.backend.Acquire(ctx, a.req)
-		})
-	}
+	grant, err := direct(ctx, a.engine.opts.CallTimeout/promptPart, func(ctx context.Context) (Grant, error) {
+		return a.engine.backend.Acquire(ctx, a.req)
+	})
+	return a.answered(ctx, sentAt, grant, err)
+}
+
+func (a *acquisition) send(ctx context.Context) (*Lease, error) {
+	sentAt := time.Now()
+	a.sends.Add(1)
+	grant, err := call(ctx, a.engine.opts.CallTimeout, func(ctx context.Context) (Grant, error) {
+		defer a.sends.Done()
+		return a.engine.backend.Acquire(ctx, a.req)
+	})
+	return a.answered(ctx, sentAt, grant, err)
+}
+
+// answered makes a lease of the answer to a request.
+func (a *acquisition) answered(ctx context.Context, sentAt time.Time, grant Grant, err error) (*Lease, error) {
+	e := a.engine
 	answered := err == nil || errors.Is(err, ErrNotAcquired)
 	if slow := !answered || time.Since(sentAt) >= e.opts.CallTimeout/promptPart; slow != e.slow.Load() {
 		e.slow.Store(slow)

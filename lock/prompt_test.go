@@ -62,13 +62,8 @@ func (h *heedful) Release(ctx context.Context, claim lock.Claim) error {
 	return h.Backend.Release(ctx, claim)
 }
 
-// sentBy says what is wrong with where the last request was sent from.
-func (h *heedful) sentBy(t *testing.T, caller bool) {
-	t.Helper()
-	if own := *h.from.Load() == *goroutine(); own != caller {
-		t.Errorf("the caller's goroutine has sent it: %t, want %t", own, caller)
-	}
-}
+// sentHere tells whether the calling goroutine has sent the last request.
+func (h *heedful) sentHere() bool { return *h.from.Load() == *goroutine() }
 
 func TestRequestsToAPromptBackendNeedNoGoroutine(t *testing.T) {
 	h := newHeedful(t)
@@ -80,11 +75,15 @@ func TestRequestsToAPromptBackendNeedNoGoroutine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.sentBy(t, true)
+	if !h.sentHere() {
+		t.Error("a goroutine was started for the acquire")
+	}
 	if err := lease.Unlock(t.Context()); err != nil {
 		t.Error(err)
 	}
-	h.sentBy(t, true)
+	if !h.sentHere() {
+		t.Error("a goroutine was started for the release")
+	}
 }
 
 // The first who finds the store hanging is kept by it, for a part of CallTimeout; the next are not.
@@ -141,7 +140,9 @@ func TestAStoreThatAnswersInTimeAgainIsAskedDirectlyAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			h.sentBy(t, direct)
+			if got := h.sentHere(); got != direct {
+				t.Errorf("the caller has sent the request: %t, want %t", got, direct)
+			}
 			if err := lease.Unlock(t.Context()); err != nil {
 				t.Error(err)
 			}

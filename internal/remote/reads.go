@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/singleflight"
 )
 
 const (
@@ -100,7 +102,7 @@ func (l lent) Value(key any) any { return l.values.Value(key) }
 // limited is the context of a lane that is a caller, with the end of its time. What ends
 // then, and go-redis' pauses between its tries with it, is the caller's context or the lane.
 type limited struct {
-	context.Context
+	context.Context //nolint:containedctx // it is one itself
 
 	until time.Time
 }
@@ -211,7 +213,7 @@ func (rs *reads) ride(ctx context.Context, l *lane, r *reading) {
 	if ok = ok && own.Before(limit.until); ok {
 		limit = limited{ctx, own}
 	}
-	v, err := rs.server.store.rdb.Get(limit, r.key).Bytes()
+	v, err := rs.command(limit, r.key) //nolint:contextcheck // see lent
 	if ok && judge(err) == verdictSilence && !time.Now().Before(own) {
 		<-ctx.Done() // its timer may be a little behind that of the connection
 		err = context.Cause(ctx)
@@ -323,7 +325,7 @@ func (rs *reads) ask(l *lane) (err error) {
 	for i, r := range batch {
 		gets[i] = pipe.Get(ctx, r.key)
 	}
-	_, failed := pipe.Exec(ctx)
+	_, failed := singleflight.Protect(func() ([]redis.Cmder, error) { return pipe.Exec(ctx) })
 	for i, r := range batch {
 		var v []byte
 		if v, err = gets[i].Bytes(); failed != nil && err == nil && len(v) == 0 {
@@ -336,9 +338,14 @@ func (rs *reads) ask(l *lane) (err error) {
 }
 
 func (rs *reads) alone(ctx context.Context, r *reading) error {
-	v, err := rs.server.store.rdb.Get(ctx, r.key).Bytes()
+	v, err := rs.command(ctx, r.key)
 	r.end(v, err)
 	return err
+}
+
+// command sends one GET. A hook of the client that panics has not answered.
+func (rs *reads) command(ctx context.Context, key string) ([]byte, error) {
+	return singleflight.Protect(func() ([]byte, error) { return rs.server.store.rdb.Get(ctx, key).Bytes() })
 }
 
 // end ends the reading, if it has not ended.

@@ -494,6 +494,25 @@ func TestASlowAnswerCostsTrust(t *testing.T) {
 	})
 }
 
+func TestAReadWhoseHookPanicsHasNoAnswer(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, g *gets, _, _ func()) {
+		m := &moody{}
+		s.rdb.AddHook(m)
+		m.be(func(context.Context, redis.Cmder) error { panic("hook") })
+		for range 2 { // by its caller, and by a lane
+			if err := ask(t.Context(), s, 0); err == nil || judge(err) != verdictSilence {
+				t.Errorf("got %v", err)
+			}
+			synctest.Wait()
+		}
+		if g.along.Load() != 1 {
+			t.Errorf("%d callers went along, want the first", g.along.Load())
+		}
+		m.beWell()
+		must(t, ask(t.Context(), s, 0))
+	})
+}
+
 func TestReadsThatFailEarnNoTrust(t *testing.T) {
 	trustedReads(t, func(t *testing.T, s *Store, g *gets, _, _ func()) {
 		s.server.reads.trusted = 0
