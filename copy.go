@@ -268,7 +268,11 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 			return found[V]{seen: seen}, nil
 		}
 	}
-	if old := c.copies.Load(key); err == nil && old != nil && old.seen == seen {
+	var old *copied[V]
+	if c.tiered {
+		old = c.copies.Load(key)
+	}
+	if err == nil && old != nil && old.seen == seen {
 		// The copy is of this very entry.
 		what.value, b = old.value, body{data: payload, flags: header.Flags & (wire.FlagS2 | wire.FlagZstd), size: old.size}
 	} else if err == nil && !what.missing {

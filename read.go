@@ -88,7 +88,7 @@ func (c *Cache[V]) concluded(key string, r Result[V], err error, start time.Dura
 // local serves a copy that need not, or cannot, be checked with Redis, if there is
 // one, and starts a refresh behind it if it is due.
 func (c *Cache[V]) local(ctx context.Context, key string, p *plan[V]) (r Result[V], served bool, err error) {
-	if c.gate.closed.Load() {
+	if c.gate.closed.Load() || !c.tiered && c.gate.store.Healthy() {
 		return r, false, nil
 	}
 	cp, now := c.unchecked(key)

@@ -130,7 +130,7 @@ func (rs *reads) get(ctx context.Context, key string) ([]byte, error) {
 		r = &reading{done: make(chan struct{}, 1)}
 	}
 	if l := rs.send(ctx, r, key); l != nil {
-		rs.ride(ctx, l, r)
+		return rs.ride(ctx, l, r)
 	}
 	select {
 	case <-r.done:
@@ -140,11 +140,16 @@ func (rs *reads) get(ctx context.Context, key string) ([]byte, error) {
 	}
 	entry, err := r.entry, r.err
 	if !errors.Is(err, rs.server.store.silent) { // else its lane still knows it
-		r.ctx, r.entry, r.err = nil, nil, nil
-		r.over.Store(false)
-		rs.used.Put(r)
+		rs.put(r)
 	}
 	return entry, err
+}
+
+// put keeps a reading that nobody knows any more for others.
+func (rs *reads) put(r *reading) {
+	r.ctx, r.entry, r.err = nil, nil, nil
+	r.over.Store(false)
+	rs.used.Put(r)
 }
 
 // send has a lane send a reading, or returns the one that is its caller.
@@ -154,7 +159,7 @@ func (rs *reads) send(ctx context.Context, r *reading, key string) *lane {
 	r.ctx, r.key, r.since = ctx, key, time.Now()
 	rs.waiting = append(rs.waiting, r)
 	along := rs.trusted >= trust && len(rs.lanes) == 0 && len(rs.waiting) == 1
-	l := rs.open()
+	l := rs.open(r.since)
 	if !rs.watched {
 		rs.watched = true
 		time.AfterFunc(rs.stall(), rs.watch)
@@ -167,8 +172,8 @@ func (rs *reads) send(ctx context.Context, r *reading, key string) *lane {
 }
 
 // open returns a lane for what waits, nil for none. The caller holds mu.
-func (rs *reads) open() *lane {
-	if len(rs.waiting) == 0 || len(rs.lanes) >= maxLanes && rs.moving() >= maxLanes {
+func (rs *reads) open(now time.Time) *lane {
+	if len(rs.waiting) == 0 || len(rs.lanes) >= maxLanes && rs.moving(now) >= maxLanes {
 		return nil
 	}
 	var l *lane
@@ -177,7 +182,7 @@ func (rs *reads) open() *lane {
 	} else {
 		l = &lane{lost: make(chan struct{})}
 	}
-	if rs.fill(l); len(l.batch) == 0 { // the callers of all that waited have left
+	if rs.fill(l, now); len(l.batch) == 0 { // the callers of all that waited have left
 		rs.idle = append(rs.idle, l)
 		return nil
 	}
@@ -194,8 +199,7 @@ func (rs *reads) start(l *lane) {
 }
 
 // moving is the number of lanes that do not stall. The caller holds mu.
-func (rs *reads) moving() (n int) {
-	now := time.Now()
+func (rs *reads) moving(now time.Time) (n int) {
 	for _, l := range rs.lanes {
 		if now.Sub(l.since) < rs.stall() {
 			n++
@@ -207,23 +211,29 @@ func (rs *reads) moving() (n int) {
 func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallPart }
 
 // ride is the way of a lane that is its caller. What has come meanwhile gets a goroutine.
-func (rs *reads) ride(ctx context.Context, l *lane, r *reading) {
+func (rs *reads) ride(ctx context.Context, l *lane, r *reading) ([]byte, error) {
 	limit := limited{lent{l, ctx}, r.since.Add(rs.server.store.timeout)}
-	own, ok := ctx.Deadline()
-	if ok = ok && own.Before(limit.until); ok {
-		limit = limited{ctx, own}
+	until, ok := ctx.Deadline()
+	if ok = ok && until.Before(limit.until); ok {
+		limit = limited{ctx, until}
 	}
 	v, err := rs.command(limit, r.key) //nolint:contextcheck // see lent
-	if ok && judge(err) == verdictSilence && !time.Now().Before(own) {
+	if ok && judge(err) == verdictSilence && !time.Now().Before(until) {
 		<-ctx.Done() // its timer may be a little behind that of the connection
 		err = context.Cause(ctx)
 	}
-	r.end(v, err)
+	own := r.over.CompareAndSwap(false, true) // else the watch has ended it
 	if rs.next(l, err) {
 		rs.start(l) //nolint:contextcheck // see send
 	} else {
 		rs.server.store.calls.Done()
 	}
+	if !own {
+		<-r.done
+		return nil, r.err
+	}
+	rs.put(r)
+	return v, err
 }
 
 func (rs *reads) run(l *lane) {
@@ -245,14 +255,15 @@ func (rs *reads) next(l *lane, err error) bool {
 		rs.server.hung.Add(-1)
 		return false
 	}
+	now := time.Now()
 	switch {
-	case judge(err) != verdictAnswer || time.Since(l.since) >= rs.stall():
+	case judge(err) != verdictAnswer || now.Sub(l.since) >= rs.stall():
 		rs.trusted = 0
 	case rs.server.store.heedful:
 		rs.trusted++
 	}
 	if len(rs.lanes) <= maxLanes { // else others have taken its place
-		if rs.fill(l); len(l.batch) > 0 {
+		if rs.fill(l, now); len(l.batch) > 0 {
 			return true
 		}
 	}
@@ -262,8 +273,8 @@ func (rs *reads) next(l *lane, err error) bool {
 }
 
 // fill gives a lane a batch out of what waits. The caller holds mu.
-func (rs *reads) fill(l *lane) {
-	l.since, l.batch = time.Now(), l.batch[:0]
+func (rs *reads) fill(l *lane, now time.Time) {
+	l.since, l.batch = now, l.batch[:0]
 	n := 0
 	for _, r := range rs.waiting {
 		if len(l.batch) == maxTogether {
@@ -307,7 +318,7 @@ func (rs *reads) watch() {
 		}
 		return late
 	})
-	rs.start(rs.open())
+	rs.start(rs.open(now))
 	if rs.watched = len(rs.lanes) > 0; rs.watched {
 		time.AfterFunc(rest, rs.watch)
 	}
