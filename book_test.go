@@ -92,3 +92,30 @@ func TestAGenerationIsNotUndoneByWhatIsOlder(t *testing.T) {
 		t.Error("the same generation again is a change, or not known")
 	}
 }
+
+func TestWhatIsKnownToBeInvalidStaysSoWhenNumbersAreForgotten(t *testing.T) {
+	b := newTagBook(false)
+	b.raise([]string{"a"}, 20)
+	b.forget()
+	before, after := wire.Extended{TagsAt: 19, Tags: []string{"other", "a"}}, wire.Extended{TagsAt: 20, Tags: []string{"a"}}
+	if !b.outdated(before) || b.outdated(after) {
+		t.Errorf("outdated: %v before the invalidation, %v after it", b.outdated(before), b.outdated(after))
+	}
+	for _, x := range []wire.Extended{before, after} {
+		if outdated, known := b.outdates(x); outdated || known {
+			t.Errorf("with Redis: outdated %v, known %v, of what Redis is to be asked for", outdated, known)
+		}
+	}
+	b.learn(b.turn.Load(), 10, []string{"a"}, []uint64{9}) // after a failover
+	if outdated, known := b.outdates(wire.Extended{TagsAt: 10, Tags: []string{"a"}}); outdated || !known {
+		t.Errorf("outdated %v, known %v by a number that was forgotten", outdated, known)
+	}
+	tags := make([]string, maxBook)
+	for i := range tags {
+		tags[i] = string(rune(i + 1e5))
+	}
+	b.learn(b.turn.Load(), 20, tags, make([]uint64, len(tags)))
+	if !b.outdated(before) || b.outdated(after) {
+		t.Errorf("of a full book, outdated: %v before the invalidation, %v after it", b.outdated(before), b.outdated(after))
+	}
+}

@@ -162,7 +162,7 @@ const (
 // alone is unlocked with the slot in hand.
 func (c *Cache[V]) alone(f *flight[V], p *plan[V], slot *loadSlot, keep keeping) (Result[V], error) {
 	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
-	at := c.tags.sequence()
+	at := c.tags.highest() // of a copy of this process alone: all it knows to be invalid is from before
 	got := c.run(f, p, c.copies.Load(f.Key()), nil, slot)
 	switch {
 	case got.err == nil:

@@ -380,6 +380,40 @@ func TestASetOfUnknownOutcomeEndsAsAnInvalidationThoughItComesLater(t *testing.T
 	}
 }
 
+// The numbers of tags are forgotten now and then, so that they are asked for again. What
+// this process knew to be invalid is so still.
+func TestAnInvalidatedValueIsNotServedWhileRedisIsOut(t *testing.T) { // I2
+	synctest.Test(t, func(t *testing.T) {
+		r := herdgatetest.NewRedis(t)
+		o := newOrigin(0)
+		g := r.Open()
+		policy := herdgate.Policy{Tags: []string{"tag"}, TTL: time.Minute, Stale: time.Hour}
+		c, other := newCache(t, g, o.load, policy), newCache(t, r.Open(), o.load, policy)
+		for n, by := range []*herdgate.Cache[string]{c, other} {
+			get(t, c, "k")
+			if err := by.InvalidateTags(t.Context(), "tag"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Second) // two LocalTTLs
+			r.Down()
+			testutil.Eventually(t, time.Minute, func() bool { return !g.Connected() }, "the gap is noticed")
+			want := fmt.Sprintf("k#%d", 2*n+2)
+			for range 2 {
+				if v := get(t, c, "k"); v != want {
+					t.Errorf("got %q, want %q, loaded after the invalidation and kept", v, want)
+				}
+			}
+			r.Up()
+			testutil.Eventually(t, time.Minute, func() bool { return g.RedisUp() && g.Connected() }, "Redis is back")
+			get(t, c, "k") // what was kept is dropped
+			if err := c.Delete(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			o.loads.Store(int64(2 * (n + 1)))
+		}
+	})
+}
+
 func TestASetBeforeRedisWasEverSeenIsJournaled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := herdgatetest.NewRedis(t)

@@ -418,14 +418,9 @@ func (c *Cache[V]) degraded(f *flight[V], p *plan[V], cause error) (Result[V], e
 	return c.loadWithout(f, p)
 }
 
-// invalid reports whether a copy is known to have an invalidated tag.
-func (c *Cache[V]) invalid(cp *copied[V]) bool {
-	if !cp.tagged {
-		return false
-	}
-	outdated, _ := c.tags.outdates(cp.extended)
-	return outdated
-}
+// invalid reports whether a copy is known to have an invalidated tag, also of one that
+// cannot be checked now.
+func (c *Cache[V]) invalid(cp *copied[V]) bool { return cp.tagged && c.tags.outdated(cp.extended) }
 
 // failed adds cache and key to the reason why there is no value.
 func (c *Cache[V]) failed(key string, reason error) error {

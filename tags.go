@@ -149,13 +149,21 @@ type tagBook struct {
 	mu       sync.Mutex // held while turn changes; protects the fields below
 	seq      uint64     // of the sequence, or a lower one; 0: not known
 	high     uint64     // the highest that was ever known
-	numbers  map[string]uint64
+	numbers  map[string]tagNumber
+	edition  uint64 // counts how often all were forgotten
 	complete bool   // without Redis: a tag that is not in numbers has the number floor
-	floor    uint64 // protected by mu
+	floor    uint64 // at least that of each tag that was dropped from numbers
+}
+
+// tagNumber is the number of a tag. It outlives that it is forgotten: the tag may have a
+// higher one by then, but what this process knew to be invalid stays so.
+type tagNumber struct {
+	n       uint64
+	edition uint64 // it is known while this is the book's
 }
 
 func newTagBook(complete bool) *tagBook {
-	t := &tagBook{complete: complete, numbers: map[string]uint64{}}
+	t := &tagBook{complete: complete, numbers: map[string]tagNumber{}}
 	t.turn.Store(1)
 	return t
 }
@@ -167,19 +175,32 @@ func (t *tagBook) outdates(x wire.Extended) (outdated, known bool) {
 	defer t.mu.Unlock()
 	known = t.complete || x.TagsAt <= t.seq // else there is more to be known, or the sequence has fallen
 	for _, tag := range x.Tags {
-		n, ok := t.numbers[tag]
+		number, ok := t.numbers[tag]
 		switch {
-		case !ok && !t.complete:
+		case !t.complete && (!ok || number.edition != t.edition):
 			known = false
 			continue
 		case !ok:
-			n = t.floor
+			number.n = t.floor
 		}
-		if n > x.TagsAt {
+		if number.n > x.TagsAt {
 			return true, true
 		}
 	}
 	return false, known
+}
+
+// outdated reports whether a tag of x was ever known to have been invalidated since x was
+// loaded, or may have been and the book was too small.
+func (t *tagBook) outdated(x wire.Extended) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(x.Tags, func(tag string) bool {
+		if number, ok := t.numbers[tag]; ok {
+			return number.n > x.TagsAt
+		}
+		return t.floor > x.TagsAt
+	})
 }
 
 func (t *tagBook) sequence() uint64 {
@@ -236,19 +257,23 @@ func (t *tagBook) learn(turn, sequence uint64, tags []string, numbers []uint64) 
 func (t *tagBook) put(tags []string, number func(i int) uint64) {
 	if len(t.numbers)+len(tags) > maxBook {
 		clear(t.numbers)
-		t.floor = t.seq
+		t.floor = max(t.seq, t.high)
 		t.turn.Add(1) // what was checked against these numbers is to be checked again
 	}
 	for i, tag := range tags {
-		t.numbers[tag] = max(t.numbers[tag], number(i))
+		number := tagNumber{number(i), t.edition}
+		if old := t.numbers[tag]; old.edition == t.edition {
+			number.n = max(number.n, old.n)
+		}
+		t.numbers[tag] = number
 	}
 }
 
-// forget drops all, as messages may have been lost.
+// forget makes all numbers unknown, as messages may have been lost.
 func (t *tagBook) forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn.Add(1)
 	t.seq = 0
-	clear(t.numbers)
+	t.edition++
 }
