@@ -26,6 +26,30 @@ func TestAReplySentForBeforeAnInvalidationTeachesNothing(t *testing.T) {
 	}
 }
 
+// With a sequence below the number of a tag, all that is loaded would be invalid at once.
+func TestInvalidationsThatComeLateLeaveTheSequenceUnknown(t *testing.T) {
+	b := newTagBook(false)
+	for _, n := range []uint64{30, 20, 25} {
+		b.raise([]string{"a"}, n)
+	}
+	if n := b.sequence(); n != 0 {
+		t.Errorf("the sequence is %d, below the number of a tag", n)
+	}
+}
+
+func TestNumbersFromBeforeTheSequenceFellInvalidateNothing(t *testing.T) {
+	b := newTagBook(false)
+	b.raise([]string{"a"}, 30)
+	b.raise([]string{"a"}, 8) // of the new master
+	b.learn(b.turn.Load(), 10, []string{"a"}, []uint64{9})
+	if n := b.sequence(); n != 10 {
+		t.Errorf("the sequence is %d", n)
+	}
+	if outdated, known := b.outdates(wire.Extended{TagsAt: 10, Tags: []string{"a"}}); outdated || !known {
+		t.Errorf("outdated %v, known %v", outdated, known)
+	}
+}
+
 func TestAnEntryAboveTheSequenceIsNotKnownToHold(t *testing.T) {
 	b := newTagBook(false)
 	b.learn(b.turn.Load(), 20, []string{"a"}, []uint64{15})

@@ -234,7 +234,7 @@ func (t *tagBook) raise(tags []string, n uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn.Add(1)
-	if n < t.seq && !t.complete {
+	if n < t.high && !t.complete {
 		t.seq = 0 // it has come late, or the sequence has fallen in a failover: who needs it asks
 	} else {
 		t.see(n)
@@ -248,7 +248,12 @@ func (t *tagBook) learn(turn, sequence uint64, tags []string, numbers []uint64) 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if turn == t.turn.Load() {
-		t.see(sequence)
+		if t.see(sequence); sequence < t.high { // it has fallen: the numbers from before are above all that come
+			t.seq = sequence
+			for _, tag := range tags {
+				delete(t.numbers, tag)
+			}
+		}
 		t.put(tags, func(i int) uint64 { return numbers[i] })
 	}
 }

@@ -213,14 +213,12 @@ func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallP
 // ride is the way of a lane that is its caller. What has come meanwhile gets a goroutine.
 func (rs *reads) ride(ctx context.Context, l *lane, r *reading) ([]byte, error) {
 	limit := limited{lent{l, ctx}, r.since.Add(rs.server.store.timeout)}
-	until, ok := ctx.Deadline()
-	if ok = ok && until.Before(limit.until); ok {
+	if until, ok := ctx.Deadline(); ok && until.Before(limit.until) {
 		limit = limited{ctx, until}
 	}
 	v, err := rs.command(limit, r.key) //nolint:contextcheck // see lent
-	if ok && judge(err) == verdictSilence && !time.Now().Before(until) {
-		<-ctx.Done() // its timer may be a little behind that of the connection
-		err = context.Cause(ctx)
+	if err = timely(ctx, err); judge(err) == verdictSilence && ctx.Err() == nil && !time.Now().Before(limit.until) {
+		err = rs.server.store.silent
 	}
 	own := r.over.CompareAndSwap(false, true) // else the watch has ended it
 	if rs.next(l, err) {

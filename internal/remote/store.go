@@ -155,14 +155,22 @@ func within[T any](ctx context.Context, s *Store, most time.Duration, command fu
 	})
 	select {
 	case a := <-answers:
-		if errors.Is(a.err, context.DeadlineExceeded) && errors.Is(context.Cause(ctx), ErrNoAnswer) {
-			a.err = context.Cause(ctx) // a client that looks at deadlines
-		}
-		return a.v, a.err
+		return a.v, timely(ctx, a.err)
 	case <-ctx.Done():
 		var zero T
 		return zero, context.Cause(ctx)
 	}
+}
+
+// timely is the end of a command, as a context whose deadline ended it tells it: of a
+// client that heeds deadlines it comes as a timeout of the connection, whose timer may be
+// a little ahead of that of the context.
+func timely(ctx context.Context, err error) error {
+	if end, ok := ctx.Deadline(); !ok || time.Now().Before(end) || judge(err) != verdictSilence {
+		return err
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
 }
 
 // ErrWrongType means that the entry's key holds something no script of ours wrote.
