@@ -109,7 +109,15 @@ func isOfOneLock(t *testing.T, history []locktest.Hold) {
 	if err := locktest.CheckHolds(history); err != nil {
 		t.Error(err)
 	}
-	result := porcupine.CheckOperationsTimeout(model(), operations(history), time.Minute)
+	// Each call that failed may have got the lock, at any time from then on, or not: too many ways to go through them all
+	// where an outage makes dozens. As a rule none is needed as an explanation.
+	answered := slices.DeleteFunc(slices.Clone(history), func(h locktest.Hold) bool {
+		return h.Err != nil && !errors.Is(h.Err, lock.ErrNotAcquired)
+	})
+	result := porcupine.CheckOperationsTimeout(model(), operations(answered), time.Minute)
+	if result != porcupine.Ok {
+		result = porcupine.CheckOperationsTimeout(model(), operations(history), time.Minute)
+	}
 	if result != porcupine.Ok {
 		t.Errorf("the history is %s, as that of one lock:", result)
 		for _, h := range history {
