@@ -532,3 +532,28 @@ func TestReadsThatFailEarnNoTrust(t *testing.T) {
 		}
 	})
 }
+
+// A ReadTimeout of -2 is for connections that have no deadlines: go-redis then sets none, whatever the context says.
+func TestACallerIsNotKeptByAClientThatSetsNoDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, client := testutil.NewBubbleRedis(t)
+		s := newStore(client(func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = true, -2 }))
+		for range trust {
+			must(t, s.rdb.Set(t.Context(), s.Keys("c", "0").V, entryOf(0), 0).Err())
+			must(t, ask(t.Context(), s, 0))
+			synctest.Wait()
+		}
+		resumed := make(chan struct{})
+		m.Server().SetPreHook(func(*server.Peer, string, ...string) bool {
+			<-resumed
+			return false
+		})
+		time.AfterFunc(10*s.timeout, func() { close(resumed) })
+		start := time.Now()
+		_, err := s.Get(t.Context(), s.Keys("c", "0"))
+		if took := time.Since(start); !errors.Is(err, ErrNoAnswer) || took > s.timeout {
+			t.Errorf("ended after %v with %v, want ErrNoAnswer after %v", took, err, s.timeout)
+		}
+		must(t, s.Wait(t.Context()))
+	})
+}

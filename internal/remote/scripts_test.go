@@ -479,3 +479,20 @@ func TestANumberIsAboveTheOneThatItsCallerKnows(t *testing.T) { // I2
 		}
 	})
 }
+
+func TestNumbersKeepToTheTimeOfTheServer(t *testing.T) {
+	everywhere(t, func(w *world) {
+		s := newStore(w.rdb)
+		var n uint64
+		for range 100 {
+			var err error
+			n, err = s.RaiseTags(w.Context(), "c", "1", []string{"t"}, time.Hour, n)
+			must(w, err)
+		}
+		now, err := w.rdb.Time(w.Context()).Result()
+		must(w, err)
+		if ahead := int64(n) - now.UnixMicro(); ahead > maxLeap {
+			w.Errorf("after 100 invalidations the number is %v ahead, want at most %v", time.Duration(ahead)*time.Microsecond, maxLeap*time.Microsecond)
+		}
+	})
+}

@@ -415,3 +415,16 @@ func TestRequestsEndAtTheDeadlineWhereTheClientHeedsIt(t *testing.T) {
 		}
 	}
 }
+
+func TestABackendIsNotPromptWhoseClientSetsNoDeadlines(t *testing.T) {
+	server := testutil.StartRedis(t)
+	for name, set := range map[string]func(*redis.Options){
+		"ReadTimeout":  func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = -2, time.Minute },
+		"WriteTimeout": func(o *redis.Options) { o.WriteTimeout = -2 },
+	} {
+		b := newBackend(t, server.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true; set(o) }), redislock.Options{})
+		if b.Capabilities().Prompt {
+			t.Errorf("%s -2: the backend is prompt", name)
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -549,4 +550,36 @@ func TestAHolderThatWasKilledLeavesTheLockAfterItsSession(t *testing.T) {
 	lease, err := engine.Lock(t.Context(), "job")
 	must(t, err)
 	must(t, lease.Unlock(t.Context()))
+}
+
+// An Engine asks again, with the same owner, while a first request that got no answer in time is still under way.
+func TestAnOwnerThatAsksTwiceAtOnceLeavesNothingBehind(t *testing.T) {
+	server := testutil.StartZooKeeper(t, 1)[0]
+	client, backend := newClient(t, server.Addr()), open(t, server.Addr(), long)
+	for name, holders := range map[string]int{"free": 0, "held": 1} {
+		t.Run(name, func(t *testing.T) {
+			if holders > 0 {
+				_, err := backend.Acquire(t.Context(), lock.Request{Name: name, Owner: "holder", TTL: time.Hour})
+				must(t, err)
+			}
+			for n := range 200 {
+				req := lock.Request{Name: name, Owner: "owner" + strconv.Itoa(n), TTL: time.Hour}
+				var both sync.WaitGroup
+				for range 2 {
+					both.Go(func() {
+						if _, err := backend.Acquire(t.Context(), req); err != nil && !errors.Is(err, lock.ErrNotAcquired) {
+							t.Error(err)
+						}
+					})
+				}
+				both.Wait()
+				if err := backend.Release(t.Context(), lock.Claim{Name: req.Name, Owner: req.Owner}); err != nil && !errors.Is(err, lock.ErrNotHeld) {
+					t.Fatal(err)
+				}
+				if left := nodesOf(t, client, name); len(left) != holders {
+					t.Fatalf("after %d acquisitions: claims %q, want %d: the lock can never be had again", n+1, left, holders)
+				}
+			}
+		})
+	}
 }
