@@ -22,6 +22,7 @@ func (b *Backend) Acquire(ctx context.Context, req lock.Request) (lock.Grant, er
 	if err != nil {
 		return lock.Grant{}, err
 	}
+	defer c.asking.Unlock()
 	if isNew { // a node that comes and goes would be two writes, and in the way of others
 		switch l, err := b.peek(req.Name); {
 		case err != nil:
@@ -154,6 +155,8 @@ func (b *Backend) Release(ctx context.Context, claimed lock.Claim) error {
 	if c == nil {
 		return lock.ErrNotHeld
 	}
+	c.asking.Lock()
+	defer c.asking.Unlock()
 	return b.remove(c)
 }
 
@@ -169,6 +172,7 @@ func (b *Backend) Queue(ctx context.Context, req lock.Request) (turn func(contex
 	if err != nil {
 		return nil, err
 	}
+	defer c.asking.Unlock()
 	var own node
 	ok := false
 	if !isNew {

@@ -3,6 +3,7 @@ package zklock
 import (
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -25,26 +26,50 @@ type claim struct {
 	token uint64    // that, or 0 while the claim does not hold the lock
 	until time.Time // when it expires
 	gone  bool      // it has expired, and the reaper is at it
+
+	// asking is held by who looks for the node, makes it or deletes it: an owner may ask again while its first request is
+	// under way, and would get a second node, which nobody looks after. It is locked before the Backend's mu.
+	asking sync.Mutex
 }
 
-// note returns the claim of req's owner, which lasts for another TTL, and whether it is new.
+// note returns the claim of req's owner, which lasts for another TTL, and whether it is new. The caller has its asking, to be
+// unlocked.
 func (b *Backend) note(req lock.Request) (c *claim, isNew bool, err error) {
 	until := time.Now().Add(req.TTL)
-	b.mu.Lock()
-	c = b.claims[owned{req.Name, req.Owner}]
-	if c == nil {
-		c, isNew = &claim{req: req}, true
-		b.claims[owned{req.Name, req.Owner}] = c
+	var early bool
+	for noted := false; !noted; {
+		b.mu.Lock()
+		c = b.claims[owned{req.Name, req.Owner}]
+		if isNew = c == nil; isNew {
+			c = &claim{req: req}
+			c.asking.Lock() // at once, as nobody else knows it
+			b.claims[owned{req.Name, req.Owner}] = c
+			early = len(b.claims) == 1 || req.TTL < reapPause // before the reaper would look
+		}
+		b.mu.Unlock()
+		if isNew {
+			break
+		}
+		c.asking.Lock()
+		if noted = b.isNoted(c); !noted { // an earlier request has forgotten it meanwhile
+			c.asking.Unlock()
+		}
 	}
-	early := isNew && (len(b.claims) == 1 || req.TTL < reapPause) // before the reaper would look
-	b.mu.Unlock()
 	if !b.prolong(c, until) {
+		c.asking.Unlock()
 		return nil, false, errExpired
 	}
 	if early {
 		b.stir()
 	}
 	return c, isNew, nil
+}
+
+// isNoted tells whether a claim is looked after.
+func (b *Backend) isNoted(c *claim) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.claims[owned{c.req.Name, c.req.Owner}] == c
 }
 
 // prolong makes a claim last until then, unless it has expired.
@@ -105,11 +130,13 @@ func (b *Backend) grant(c *claim, until time.Time) (token uint64, ok bool) {
 func (b *Backend) forget(c *claim) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.claims, owned{c.req.Name, c.req.Owner})
+	if name := (owned{c.req.Name, c.req.Owner}); b.claims[name] == c {
+		delete(b.claims, name)
+	}
 }
 
 // remove deletes the node of a claim, or all nodes of its owner if it is not known which that is. lock.ErrNotHeld: there
-// was none. When it returns neither an error nor that, or that, the claim is forgotten.
+// was none. When it returns neither an error nor that, or that, the claim is forgotten. The caller has its asking.
 func (b *Backend) remove(c *claim) error {
 	if err := b.session.ready(); err != nil {
 		return err
@@ -229,7 +256,13 @@ func (b *Backend) reapExpired() time.Duration {
 	}
 	b.mu.Unlock()
 	for _, c := range expired {
-		if err := b.remove(c); err != nil && !errors.Is(err, lock.ErrNotHeld) {
+		if !c.asking.TryLock() { // a request may be about to make its node, and finds it expired then
+			next = min(next, reapPause)
+			continue
+		}
+		err := b.remove(c)
+		c.asking.Unlock()
+		if err != nil && !errors.Is(err, lock.ErrNotHeld) {
 			return reapPause
 		}
 	}

@@ -583,3 +583,21 @@ func TestAnOwnerThatAsksTwiceAtOnceLeavesNothingBehind(t *testing.T) {
 		})
 	}
 }
+
+func TestATryThatAFrozenServerKeepsLeavesNoClaimBehind(t *testing.T) {
+	server := testutil.StartZooKeeper(t, 1)[0]
+	client, holder, backend := newClient(t, server.Addr()), open(t, server.Addr(), long), open(t, server.Addr(), long)
+	_, err := holder.Acquire(t.Context(), lock.Request{Name: "job", Owner: "holder", TTL: time.Hour})
+	must(t, err)
+	engine, err := lock.New(backend, lock.Options{CallTimeout: 50 * time.Millisecond})
+	must(t, err)
+	server.Freeze()
+	if _, err := engine.TryLock(t.Context(), "job"); err == nil || errors.Is(err, lock.ErrNotAcquired) {
+		t.Errorf("got error %v, want one of a store that could not be asked", err)
+	}
+	server.Thaw()
+	must(t, engine.Close(t.Context())) // what the try has left behind has ended
+	if left := nodesOf(t, client, "job"); len(left) != 1 {
+		t.Errorf("claims %q, want the holder's", left)
+	}
+}
