@@ -112,13 +112,16 @@ func (l limited) Deadline() (deadline time.Time, ok bool) { return l.until, true
 
 // heedful reports whether a command of client ends at the deadline of its context also
 // while the server does not answer, which go-redis sees to where ContextTimeoutEnabled is
-// set. No client notices a cancel while it reads.
+// set, unless it is told, by timeouts below 0, to set no deadlines at all. No client notices
+// a cancel while it reads.
 func heedful(client redis.UniversalClient) bool {
 	switch c := client.(type) {
 	case *redis.Client:
-		return c.Options().ContextTimeoutEnabled
+		o := c.Options()
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
 	case *redis.ClusterClient:
-		return c.Options().ContextTimeoutEnabled
+		o := c.Options()
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
 	}
 	return false // a Ring asks another shard, and of a wrapper nothing is known
 }

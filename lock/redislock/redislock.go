@@ -196,13 +196,16 @@ func (b *Backend) Capabilities() lock.Capabilities {
 	return lock.Capabilities{Fence: b.opts.Fence, Prompt: b.opts.Replicas == 0 && heedful(b.client)}
 }
 
-// heedful tells whether the commands of client end at the deadline of their ctx. Of a wrapper nothing is known.
+// heedful tells whether the commands of client end at the deadline of their ctx: not where timeouts below 0 say that no
+// deadlines are to be set. Of a wrapper nothing is known.
 func heedful(client redis.UniversalClient) bool {
 	switch c := client.(type) {
 	case *redis.Client:
-		return c.Options().ContextTimeoutEnabled
+		o := c.Options()
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
 	case *redis.ClusterClient:
-		return c.Options().ContextTimeoutEnabled
+		o := c.Options()
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
 	}
 	return false
 }
