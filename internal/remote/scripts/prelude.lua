@@ -51,8 +51,12 @@ local function number(reply) -- what a key of ours says, nil for absent or forei
   return type(reply) == 'string' and string.match(reply, '^%d+$') and tonumber(reply) or nil
 end
 
-local function risen(now, last, known, step) -- above last, and known, over clocks that are set back
-  return math.max(now, math.max(last or 0, tonumber(known)) + tonumber(step))
+-- above last, and known, over clocks that are set back. By a step only if the last one is ahead of the clock, or lost:
+-- numbers that are given in quick succession would run away from it.
+local function risen(now, last, known, step)
+  last, known = last or 0, tonumber(known)
+  if known <= last and last - now < 65536 then step = 1 end
+  return math.max(now, math.max(last, known) + tonumber(step))
 end
 
 local function failed(reply) return type(reply) == 'table' and reply.err ~= nil end
