@@ -92,7 +92,7 @@ func TestAGenerationIsNotUndoneByWhatIsOlder(t *testing.T) {
 		t.Errorf("a reply from before made it %d", g.n.Load())
 	}
 	turn = g.turn()
-	if g.hear(9) || g.n.Load() != 0 {
+	if !g.hear(9) || g.n.Load() != 0 {
 		t.Errorf("after a lower one, late or of a master that has lost the last, %d is used unasked", g.n.Load())
 	}
 	if g.learn(8, turn) || g.n.Load() != 0 {

@@ -179,9 +179,9 @@ func (g *generation) turn() uint64 {
 	return g.turns
 }
 
-// hear takes a generation that is known to have begun. It reports whether it is newer
-// than what was known. One that is lower has come late, or a master has lost the last one:
-// the next call asks.
+// hear takes a generation that is known to have begun. It reports whether what this process
+// has may be from before it. One that is lower has come late, or a master has lost the last
+// one: the next call asks.
 func (g *generation) hear(n uint64) (changed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -191,7 +191,7 @@ func (g *generation) hear(n uint64) (changed bool) {
 	g.turns++
 	if n < g.last {
 		g.n.Store(0)
-		return false
+		return true
 	}
 	return g.set(n)
 }

@@ -372,3 +372,32 @@ func TestANewMasterWhoseClockIsBehindClearsAndInvalidatesTheSame(t *testing.T) {
 		}
 	}
 }
+
+// Local copies are not asked for: they must be gone when the message is there.
+func TestAClearOfANewMasterWhoseClockIsBehindWipesWhatOthersHave(t *testing.T) { // I2, I11
+	withClocks(t, func(w *world, set setServer) {
+		o := newOrigin(0)
+		open := func() *herdgate.Cache[string] {
+			return newCache(w.T, w.gate(func(o *herdgate.Options) { o.ResendWindow = herdgate.Off }), o.load,
+				herdgate.Policy{TTL: time.Hour, Stale: 10 * time.Hour, LocalTTL: time.Hour})
+		}
+		rdb, a := w.connect(), open()
+		get(w.T, a, "k")
+		const key = "test:g:things"
+		replicated := rdb.Get(w.Context(), key).Val()
+		w.pass(time.Second)
+		if err := a.Clear(w.Context()); err != nil {
+			w.Fatal(err)
+		}
+		old := get(w.T, a, "k")
+		rdb.Set(w.Context(), key, replicated, 0) // all that the new master has
+		set(-time.Minute)
+		if err := open().Clear(w.Context()); err != nil {
+			w.Fatal(err)
+		}
+		synctest.Wait()
+		if v := get(w.T, a, "k"); v == old {
+			w.Errorf("another gets %q, of before it", v)
+		}
+	})
+}
