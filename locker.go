@@ -63,7 +63,9 @@ func (o *outerLocks) try(ctx context.Context, name string) (outerLock, error) {
 	defer cancel()
 	lease, err := o.ask(asking, name)
 	if err == nil {
-		err = held(lease)
+		if err = held(lease); errors.Is(err, lock.ErrLost) || errors.Is(err, lock.ErrReleased) {
+			_ = lease.Unlock(ctx) // the store may have it still
+		}
 	}
 	switch {
 	case err == nil:

@@ -88,7 +88,8 @@ func (c *Cache[V]) tagLife() time.Duration {
 }
 
 // tagsAt is the number that what is loaded, or set, from now on is stored with: that of
-// the sequence, or a lower one, which would only invalidate too much.
+// the sequence, or a lower one, which would only invalidate too much. After a fall of the
+// sequence that is not noticed yet it is a higher one, with which an entry is invalid.
 func (c *Cache[V]) tagsAt(ctx context.Context) (uint64, error) {
 	if n := c.tags.sequence(); n != 0 || c.gate.store == nil {
 		return n, nil
@@ -248,11 +249,15 @@ func (t *tagBook) learn(turn, sequence uint64, tags []string, numbers []uint64) 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if turn == t.turn.Load() {
-		if t.see(sequence); sequence < t.high { // it has fallen: the numbers from before are above all that come
+		switch {
+		case sequence > t.high: // so that a reply that is older, and comes later, is not kept
+			t.turn.Add(1)
+			t.see(sequence)
+		case sequence < t.high && sequence != t.seq: // it has fallen: the numbers from before are above all that come
 			t.seq = sequence
-			for _, tag := range tags {
-				delete(t.numbers, tag)
-			}
+			t.edition++
+		default:
+			t.see(sequence)
 		}
 		t.put(tags, func(i int) uint64 { return numbers[i] })
 	}

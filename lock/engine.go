@@ -126,8 +126,13 @@ func (e *Engine) acquire(ctx context.Context, req Request, get func(*acquisition
 	if !e.begin() {
 		return nil, ErrClosed
 	}
+	left := false // behind, for Close to wait for
+	defer func() {
+		if !left { // also if the backend panics
+			e.finish()
+		}
+	}()
 	if lease, err := e.enter(ctx, req); lease != nil || err != nil {
-		e.finish()
 		return lease, err
 	}
 	req.Owner, req.TTL = newOwner(), e.opts.TTL
@@ -135,10 +140,10 @@ func (e *Engine) acquire(ctx context.Context, req Request, get func(*acquisition
 	lease, err := get(a, ctx)
 	a.tell(err)
 	if lease != nil || !a.unsure {
-		e.finish()
 		return lease, err
 	}
-	go func() { // Close waits for it
+	left = true
+	go func() {
 		defer e.finish()
 		a.undo(context.WithoutCancel(ctx))
 	}()

@@ -112,16 +112,18 @@ func (l limited) Deadline() (deadline time.Time, ok bool) { return l.until, true
 
 // heedful reports whether a command of client ends at the deadline of its context also
 // while the server does not answer, which go-redis sees to where ContextTimeoutEnabled is
-// set, unless it is told, by timeouts below 0, to set no deadlines at all. No client notices
-// a cancel while it reads.
+// set, unless it is told, by timeouts below 0, to set no deadlines at all, or has to ask
+// somebody for credentials who knows of none. No client notices a cancel while it reads.
 func heedful(client redis.UniversalClient) bool {
 	switch c := client.(type) {
 	case *redis.Client:
 		o := c.Options()
-		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0 &&
+			o.CredentialsProvider == nil && o.StreamingCredentialsProvider == nil
 	case *redis.ClusterClient:
 		o := c.Options()
-		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0 &&
+			o.CredentialsProvider == nil && o.StreamingCredentialsProvider == nil
 	}
 	return false // a Ring asks another shard, and of a wrapper nothing is known
 }
@@ -214,22 +216,29 @@ func (rs *reads) moving(now time.Time) (n int) {
 func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallPart }
 
 // ride is the way of a lane that is its caller. What has come meanwhile gets a goroutine.
-func (rs *reads) ride(ctx context.Context, l *lane, r *reading) ([]byte, error) {
+func (rs *reads) ride(ctx context.Context, l *lane, r *reading) (v []byte, err error) {
+	err = singleflight.ErrGoexit // if a hook calls it
+	defer func() {
+		if rs.next(l, err) {
+			rs.start(l) //nolint:contextcheck // see send
+		} else {
+			rs.server.store.calls.Done()
+		}
+	}()
 	limit := limited{lent{l, ctx}, r.since.Add(rs.server.store.timeout)}
 	if until, ok := ctx.Deadline(); ok && until.Before(limit.until) {
 		limit = limited{ctx, until}
 	}
-	v, err := rs.command(limit, r.key) //nolint:contextcheck // see lent
-	if err = timely(ctx, err); judge(err) == verdictSilence && ctx.Err() == nil && !time.Now().Before(limit.until) {
-		err = rs.server.store.silent
+	v, err = rs.command(limit, r.key) //nolint:contextcheck // see lent
+	if err = timely(ctx, err); judge(err) == verdictSilence {
+		switch {
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case !time.Now().Before(limit.until):
+			err = rs.server.store.silent
+		}
 	}
-	own := r.over.CompareAndSwap(false, true) // else the watch has ended it
-	if rs.next(l, err) {
-		rs.start(l) //nolint:contextcheck // see send
-	} else {
-		rs.server.store.calls.Done()
-	}
-	if !own {
+	if !r.over.CompareAndSwap(false, true) { // the watch has ended it
 		<-r.done
 		return nil, r.err
 	}

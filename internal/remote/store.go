@@ -18,7 +18,9 @@ import (
 )
 
 // Store speaks the protocol of one namespace over one client. Every call is
-// bounded by the store's timeout whatever the client does. Safe for concurrent use.
+// bounded by the store's timeout whatever the client does, and returns when its context
+// ends; but one that is cancelled, of a client that heeds deadlines, by the timeout. Safe
+// for concurrent use.
 type Store struct {
 	rdb            redis.UniversalClient
 	namespace      string

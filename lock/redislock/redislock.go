@@ -197,15 +197,17 @@ func (b *Backend) Capabilities() lock.Capabilities {
 }
 
 // heedful tells whether the commands of client end at the deadline of their ctx: not where timeouts below 0 say that no
-// deadlines are to be set. Of a wrapper nothing is known.
+// deadlines are to be set, nor where credentials come from somebody who knows of none. Of a wrapper nothing is known.
 func heedful(client redis.UniversalClient) bool {
 	switch c := client.(type) {
 	case *redis.Client:
 		o := c.Options()
-		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0 &&
+			o.CredentialsProvider == nil && o.StreamingCredentialsProvider == nil
 	case *redis.ClusterClient:
 		o := c.Options()
-		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0 &&
+			o.CredentialsProvider == nil && o.StreamingCredentialsProvider == nil
 	}
 	return false
 }

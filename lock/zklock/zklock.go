@@ -51,7 +51,8 @@ type Options struct {
 	// otherwise. It is how long others wait for a process that died. Zero is DefaultSessionTimeout.
 	SessionTimeout time.Duration
 	// Digest is user:password for ZooKeeper's digest scheme. Nodes that are made then belong to that user alone. Empty:
-	// anybody may do anything with them.
+	// anybody may do anything with them. Where nodes are there already, it takes the rights to read, create, write and
+	// delete.
 	Digest string
 }
 
