@@ -42,7 +42,7 @@ func (b *Backend) note(req lock.Request) (c *claim, isNew bool, err error) {
 		c = b.claims[owned{req.Name, req.Owner}]
 		if isNew = c == nil; isNew {
 			c = &claim{req: req, until: until} // the reaper may look before anybody else does
-			c.asking.Lock() // at once, as nobody else knows it
+			c.asking.Lock()                    // at once, as nobody else knows it
 			b.claims[owned{req.Name, req.Owner}] = c
 			early = len(b.claims) == 1 || req.TTL < reapPause // before the reaper would look
 		}
