@@ -218,7 +218,7 @@ func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallP
 // ride is the way of a lane that is its caller. What has come meanwhile gets a goroutine.
 func (rs *reads) ride(ctx context.Context, l *lane, r *reading) (v []byte, err error) {
 	err = singleflight.ErrGoexit // if a hook calls it
-	defer func() { //nolint:contextcheck // see send
+	defer func() {               //nolint:contextcheck // see send
 		if rs.next(l, err) {
 			rs.start(l)
 		} else {
