@@ -40,15 +40,15 @@ func settle[C any](tb testing.TB, t *Tier, maps ...*Map[C]) {
 	var bytes, entries int64
 	for _, m := range maps {
 		var own int64
-		for key, s := range m.index.All() {
+		m.index.all(func(s *slot[C]) {
 			if s.evicted {
-				tb.Errorf("%q is evicted and still in the index", key)
+				tb.Errorf("%q is evicted and still in the index", s.key)
 			}
 			if s.content.Load() != nil {
 				own++
 			}
 			bytes += s.cost
-		}
+		})
 		if int64(m.Len()) != own {
 			tb.Errorf("Len = %d, want %d", m.Len(), own)
 		}
@@ -182,12 +182,12 @@ func TestPolicyReckonsWithTheNewestCost(t *testing.T) {
 func TestEvictionRemovesExactlyItsOwnSlot(t *testing.T) {
 	m := NewMap[int](newTier(t, mib))
 	m.Store("key", new(1), 8)
-	old, _ := m.index.Load("key")
+	old := m.index.find(m.hash("key"), "key")
 	old.mu.Lock()
 	old.evicted = true // the first half of evict
 	old.mu.Unlock()
 	m.Store("key", new(2), 8)
-	old.unindex() // the second half
+	m.index.remove(old) // the second half
 	if v := m.Load("key"); v == nil || *v != 2 {
 		t.Errorf("Load = %v, want 2", v)
 	}
@@ -200,7 +200,7 @@ func TestEvictedSlotIsNotAdmittedAgain(t *testing.T) {
 	m := NewMap[int](tier)
 	m.Store("key", new(1), 8)
 	tier.policy.Wait()
-	old, _ := m.index.Load("key")
+	old := m.index.find(m.hash("key"), "key")
 	hash := m.hash("key")
 	tier.policy.Del(hash)
 	tier.policy.Wait()
@@ -222,11 +222,11 @@ func TestCostToldBeforeTheAdmissionIsNoRejection(t *testing.T) {
 	m := NewMap[int](tier)
 	m.Store("blocker", new(0), 8)
 	settle(t, tier, m)
-	blocker, _ := m.index.Load("blocker")
+	blocker := m.index.find(m.hash("blocker"), "blocker")
 	blocker.mu.Lock()
 	tier.policy.Set(m.hash("blocker"), blocker, 0)
 	m.Store("key", new(1), 8)
-	waiting, _ := m.index.Load("key")
+	waiting := m.index.find(m.hash("key"), "key")
 	if !tier.policy.Set(m.hash("key"), waiting, 0) {
 		t.Error("the buffer is full")
 	}
@@ -306,7 +306,7 @@ func TestStoreThatFindsTheBufferFullLeavesNothing(t *testing.T) {
 	m := NewMap[int](tier)
 	m.Store("key", new(0), 8)
 	settle(t, tier, m)
-	s, _ := m.index.Load("key")
+	s := m.index.find(m.hash("key"), "key")
 	s.mu.Lock() // holds up the policy, which asks this slot for its cost
 	tier.policy.Set(m.hash("key"), s, 0)
 	for i := range stores {
@@ -315,8 +315,8 @@ func TestStoreThatFindsTheBufferFullLeavesNothing(t *testing.T) {
 	s.mu.Unlock()
 	settle(t, tier, m)
 	stats := tier.Stats()
-	if stats.Dropped == 0 || uint64(stats.Entries)+stats.Dropped != 1+stores || stats.Entries != int64(m.index.Size()) {
-		t.Errorf("Stats = %+v with %d slots, want some dropped and the others kept", stats, m.index.Size())
+	if stats.Dropped == 0 || uint64(stats.Entries)+stats.Dropped != 1+stores || stats.Entries != int64(m.index.len()) {
+		t.Errorf("Stats = %+v with %d slots, want some dropped and the others kept", stats, m.index.len())
 	}
 }
 
@@ -405,8 +405,8 @@ func TestClosedTierIsEmptyAndStoresNothing(t *testing.T) {
 			t.Fatalf("%s: Load = %v, want nil", key, *v)
 		}
 	}
-	if s := tier.Stats(); s.Bytes != 0 || s.Entries != 0 || m.index.Size() != 0 {
-		t.Errorf("Stats = %+v and the index has %d slots, want nothing left", s, m.index.Size())
+	if s := tier.Stats(); s.Bytes != 0 || s.Entries != 0 || m.index.len() != 0 {
+		t.Errorf("Stats = %+v and the index has %d slots, want nothing left", s, m.index.len())
 	}
 }
 
@@ -442,8 +442,8 @@ func TestCloseUnderLoadLeavesNothingBehind(t *testing.T) {
 		tier.Close()
 		close(stop)
 		wg.Wait()
-		if s := tier.Stats(); s.Bytes != 0 || s.Entries != 0 || m.Len() != 0 || m.index.Size() != 0 {
-			t.Errorf("Stats = %+v, Len = %d and the index has %d slots, want nothing left", s, m.Len(), m.index.Size())
+		if s := tier.Stats(); s.Bytes != 0 || s.Entries != 0 || m.Len() != 0 || m.index.len() != 0 {
+			t.Errorf("Stats = %+v, Len = %d and the index has %d slots, want nothing left", s, m.Len(), m.index.len())
 		}
 	}
 }

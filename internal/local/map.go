@@ -5,8 +5,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-
-	"github.com/puzpuzpuz/xsync/v4"
+	"unsafe"
 )
 
 // A Map is one cache's part of a [Tier]. C is the content of an entry, shared by
@@ -16,20 +15,20 @@ import (
 // Store and Delete of one key.
 type Map[C any] struct {
 	tier  *Tier
-	index *xsync.Map[string, *slot[C]]
+	index index[C]
 	seed  maphash.Seed // its own for each map, so that equal keys of two caches differ for the policy
 	count atomic.Int64 // of slots with a content
 }
 
 // NewMap returns an empty map in t.
 func NewMap[C any](t *Tier) *Map[C] {
-	return &Map[C]{tier: t, index: xsync.NewMap[string, *slot[C]](), seed: maphash.MakeSeed()}
+	return &Map[C]{tier: t, seed: maphash.MakeSeed()}
 }
 
 // Load returns the content last stored for key, or nil. It does not allocate or
 // wait. Expiry is the content's: who finds an expired one deletes it.
 func (m *Map[C]) Load(key string) *C {
-	if s, ok := m.index.Load(key); ok {
+	if s := m.index.find(m.hash(key), key); s != nil {
 		return s.content.Load()
 	}
 	return nil
@@ -39,6 +38,10 @@ func (m *Map[C]) Load(key string) *C {
 // Load: a sample of the Loads will do, if hits and misses are sampled alike. The policy
 // weighs a new key's misses against the hits of those it would evict for it.
 func (m *Map[C]) Touch(key string) { m.tier.touch(m.hash(key)) }
+
+// Crowded reports whether entries have to go, or soon will, for others to come. Until then
+// the policy has nothing to decide, and a smaller sample does no harm.
+func (m *Map[C]) Crowded() bool { return m.tier.bytes.Load() > m.tier.budget/8*7 }
 
 // Store makes c the content of key at once, unless there is no room for it. cost
 // is the size of c in bytes; the key and the bookkeeping are added to it.
@@ -51,7 +54,8 @@ func (m *Map[C]) Store(key string, c *C, cost int64) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	cost = m.fullCost(key, cost)
-	if s, ok := m.index.Load(key); ok && s.replace(c, cost) {
+	hash := m.hash(key)
+	if s := m.index.find(hash, key); s != nil && s.replace(c, cost) {
 		return
 	}
 	// There is no slot, or the policy has just dropped it and its removal from
@@ -60,11 +64,11 @@ func (m *Map[C]) Store(key string, c *C, cost int64) {
 		t.dropped.Add(1)
 		return
 	}
-	key = strings.Clone(key) // the caller's may be a small part of something large
-	s := &slot[C]{owner: m, key: key, cost: cost}
+	s := &slot[C]{owner: m, hash: hash, cost: cost}
+	s.setKey(key)
 	s.setContent(c)
-	m.index.Store(key, s)
-	if !t.policy.Set(m.hash(key), s, 0) { // its buffer is full, or it is closed
+	m.index.put(s)
+	if !t.policy.Set(hash, s, 0) { // its buffer is full, or it is closed
 		s.evict()
 		t.dropped.Add(1)
 	}
@@ -76,7 +80,7 @@ func (m *Map[C]) Delete(key string) {
 	t := m.tier
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if s, ok := m.index.Load(key); ok {
+	if s := m.index.find(m.hash(key), key); s != nil {
 		s.replace(nil, m.fullCost(key, 0))
 	}
 }
@@ -84,18 +88,17 @@ func (m *Map[C]) Delete(key string) {
 // Each calls visit with every key that had a content when Each was called and has one
 // still, and perhaps with others that got one since. visit may call any method.
 func (m *Map[C]) Each(visit func(key string)) {
-	m.index.Range(func(key string, s *slot[C]) bool {
+	m.index.all(func(s *slot[C]) {
 		if s.content.Load() != nil {
-			visit(key)
+			visit(s.key)
 		}
-		return true
 	})
 }
 
 // Len returns the number of entries with a content.
 func (m *Map[C]) Len() int { return int(m.count.Load()) }
 
-func (m *Map[C]) hash(key string) uint64 { return maphash.String(m.seed, key) }
+func (m *Map[C]) hash(key string) uint64 { return max(1, maphash.String(m.seed, key)) }
 
 func (m *Map[C]) fullCost(key string, cost int64) int64 {
 	// What exceeds the budget exceeds it by however much.
@@ -106,8 +109,10 @@ func (m *Map[C]) fullCost(key string, cost int64) int64 {
 // its content comes and goes without the policy's knowledge, only the cost is told.
 type slot[C any] struct {
 	content atomic.Pointer[C] // written under mu
-	owner   *Map[C]
 	key     string
+	short   [24]byte // the key, if it fits: where its first bytes are read together with the content
+	hash    uint64
+	owner   *Map[C]
 
 	// mu is held around ristretto's Set, which never waits for the callbacks that
 	// take mu, and never while the index is changed.
@@ -135,7 +140,7 @@ func (s *slot[C]) replace(c *C, cost int64) bool {
 	s.setContent(c)
 	// If the buffer is full the cost stays untold until the next content comes.
 	if s.told != s.cost {
-		t.policy.Set(s.owner.hash(s.key), s, 0)
+		t.policy.Set(s.hash, s, 0)
 	}
 	return true
 }
@@ -171,16 +176,15 @@ func (s *slot[C]) evict() bool {
 	s.owner.tier.reserve(0, s.cost)
 	s.cost = 0
 	s.mu.Unlock()
-	s.unindex()
+	s.owner.index.remove(s)
 	return true
 }
 
-// unindex removes the slot, but not a newer one that its key may have by now.
-func (s *slot[C]) unindex() {
-	s.owner.index.Compute(s.key, func(current *slot[C], _ bool) (*slot[C], xsync.ComputeOp) {
-		if current == s {
-			return nil, xsync.DeleteOp
-		}
-		return current, xsync.CancelOp
-	})
+// setKey copies key: the caller's may be a small part of something large.
+func (s *slot[C]) setKey(key string) {
+	if n := copy(s.short[:], key); n < len(key) {
+		s.key = strings.Clone(key)
+	} else {
+		s.key = unsafe.String(&s.short[0], n)
+	}
 }
