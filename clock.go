@@ -21,7 +21,7 @@ const (
 // Hits read a time that is up to hitLead ahead, never behind, so that none is served a
 // copy past its time: at worst it takes the long way, which reads the real clock, that
 // much too early. Only where the goroutine that sets the time gets no CPU for longer
-// than a tick it falls behind, until one of the next hits, on average the sixteenth,
+// than a tick it falls behind, until one of the next hits, on average one in sparseSampling,
 // sets it in its place.
 //
 // It runs while hits are many. Otherwise they read the real clock, and nothing ticks.
@@ -45,7 +45,10 @@ func (k *clock) ceiling() time.Duration {
 	return k.now()
 }
 
-// sampled is told of one in sampling hits.
+// runs reports whether hits are many.
+func (k *clock) runs() bool { return k.ahead.Load() != 0 }
+
+// sampled is told of the samples among the hits.
 func (k *clock) sampled() {
 	now := k.now()
 	t := k.ahead.Load()
@@ -56,6 +59,8 @@ func (k *clock) sampled() {
 		}
 		k.push(t, now)
 	case now-time.Duration(k.last.Swap(int64(now))) < hitPace:
+		// At once, and then by the goroutine: that may have to wait for a processor.
+		k.ahead.CompareAndSwap(0, int64(now+hitLead))
 		select {
 		case k.begin <- struct{}{}:
 		default:

@@ -60,6 +60,24 @@ func TestTheClockOfHitsStandsWhenTheyGetFew(t *testing.T) {
 	})
 }
 
+// On a busy machine the goroutine that keeps the clock may not run for a long time.
+func TestManyHitsReadTheirClockBeforeItsGoroutineRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newClock()
+		time.Sleep(time.Hour)
+		k.sampled()
+		k.sampled()
+		if lead := k.ceiling() - k.now(); lead != hitLead {
+			t.Errorf("a hit reads a time that is %v ahead, want %v", lead, hitLead)
+		}
+		select {
+		case <-k.begin:
+		default:
+			t.Error("nobody is told to keep the clock")
+		}
+	})
+}
+
 // Nobody ticks here: the goroutine that should gets no CPU.
 func TestHitsSetTheirClockWhereItsTicksAreLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

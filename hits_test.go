@@ -1,9 +1,12 @@
 package herdgate
 
 import (
-	"strconv"
+	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/herdgate/herdgate/internal/local"
 )
 
 func TestHitsAreAllCounted(t *testing.T) {
@@ -23,23 +26,47 @@ func TestHitsAreAllCounted(t *testing.T) {
 	}
 }
 
-func TestOneInSixteenHitsIsASampleHoweverRegularlyKeysAreAskedFor(t *testing.T) {
-	for _, period := range []int{1, 2, 3, 7, 10, 16, 64, 100} {
-		t.Run(strconv.Itoa(period), func(t *testing.T) {
-			const each = 10_000
-			c := newHitCounter()
-			samples := make([]int, period) // of each key
+func TestSamplesAreAsManyOfHitsAsOfMissesAndOfEachKeyHoweverRegularlyTheyAreAskedFor(t *testing.T) {
+	for name, tt := range map[string]struct {
+		clock time.Duration // 0: it stands, as hits are few
+		bytes int64         // in a tier of 1 MiB
+		share int
+	}{
+		"few hits":                    {0, 0, sampling},
+		"few hits of a full tier":     {0, 1<<20 - 1_000, sampling},
+		"many hits":                   {1, 0, sparseSampling},
+		"many hits of a crowded tier": {1, 1<<20 - 1_000, sampling},
+	} {
+		tier, err := local.New(local.Limits{Bytes: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(tier.Close)
+		c := &Cache[int]{gate: &Gate{clock: newClock()}, copies: local.NewMap[copied[int]](tier)}
+		c.gate.clock.ahead.Store(int64(tt.clock))
+		c.copies.Store("large", &copied[int]{}, tt.bytes)
+		for _, period := range []int{1, 2, 3, 10, 16, 100} {
+			const want = 250
+			each := want * tt.share
+			hits := newHitCounter()
+			samples, misses := make([]int, period), 0
 			for i := range period * each {
-				if c.add() {
+				if c.sample(hits.add()) {
 					samples[i%period]++
+				}
+				if c.sample(rand.Uint64()) {
+					misses++
 				}
 			}
 			for key, n := range samples {
-				if n < each/sampling*8/10 || n > each/sampling*12/10 {
-					t.Errorf("of %d hits, %d of key %d were samples, want one in %d", each, n, key, sampling)
+				if n < want*8/10 || n > want*12/10 {
+					t.Errorf("%s: of %d hits, %d of key %d of %d were samples, want one in %d", name, each, n, key, period, tt.share)
 				}
 			}
-		})
+			if n := misses / period; n < want/2 || n > want*3/2 {
+				t.Errorf("%s: of %d misses, %d were samples, want one in %d", name, period*each, misses, tt.share)
+			}
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/herdgate/herdgate/internal/remote"
@@ -31,7 +32,7 @@ func (c *Cache[V]) hit(key string) (V, bool, error) {
 	cp.kept.touch(now)
 	if from != OutcomeLocal {
 		c.events.got(key, from, 0, cp.err())
-	} else if c.events.hit(key, cp.err()) {
+	} else if c.sample(c.events.hit(key, cp.err())) {
 		c.copies.Touch(key)
 		c.gate.clock.sampled()
 	}
@@ -138,7 +139,7 @@ func (c *Cache[V]) unchecked(key string) (*copied[V], time.Duration) {
 	if c.gate.closed.Load() {
 		return nil, 0
 	}
-	if sampled() {
+	if c.sample(rand.Uint64()) {
 		c.copies.Touch(key)
 	}
 	cp := c.copies.Load(key)

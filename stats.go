@@ -96,8 +96,8 @@ func (c *counters) tell(e Event) {
 	c.observer.Observe(e)
 }
 
-// hit is got for a local hit, and reports whether that is a sample.
-func (c *counters) hit(key string, err error) (sample bool) {
+// hit is got for a local hit; it returns a number for [Cache.sample].
+func (c *counters) hit(key string, err error) uint64 {
 	if c.observer != nil {
 		c.tell(Event{Kind: EventGet, Outcome: OutcomeLocal, Key: key, Err: err})
 	}
