@@ -168,9 +168,8 @@ func (t *tally) add(o *tally) {
 	t.Counts.Heartbeats += o.Counts.Heartbeats
 }
 
-// record counts a call that began at start and has just ended.
-func (t *tally) record(start time.Time, slow time.Duration, p *peer.Product, err error) {
-	end := time.Now()
+// record counts a call.
+func (t *tally) record(start, end time.Time, slow time.Duration, p *peer.Product, err error) {
 	took := end.Sub(start)
 	t.Requests++
 	t.Latency.Record(took)
@@ -192,23 +191,36 @@ func (t *tally) record(start time.Time, slow time.Duration, p *peer.Product, err
 	}
 }
 
-// crowd lets all callers call at the same moment.
+// crowd lets all callers call at the same moment. They are counted when all are back: a
+// histogram for each, made meanwhile, kept both processors for longer than their calls.
 func (w *worker) crowd(ctx context.Context, a crowdArgs) (*tally, error) {
+	type call struct {
+		start, end time.Time
+		product    *peer.Product
+		err        error
+	}
+	calls := make([]call, a.Callers)
 	var callers sync.WaitGroup
-	tallies := make([]*tally, a.Callers)
-	for i := range tallies {
-		tallies[i] = newTally()
+	for i := range calls {
 		callers.Go(func() {
 			if rig.SleepUntil(ctx, a.At) != nil {
 				return
 			}
-			start := time.Now()
-			p, err := w.peer.Get(ctx, a.Key)
-			tallies[i].record(start, 0, p, err)
+			c := &calls[i]
+			c.start = time.Now()
+			c.product, c.err = w.peer.Get(ctx, a.Key)
+			c.end = time.Now()
 		})
 	}
 	callers.Wait()
-	return sum(tallies), ctx.Err()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	all := newTally()
+	for _, c := range calls {
+		all.record(c.start, c.end, 0, c.product, c.err)
+	}
+	return all, nil
 }
 
 func sum(tallies []*tally) *tally {
@@ -287,7 +299,7 @@ func (w *worker) call(ctx context.Context, a loopArgs, ends []time.Time, tallies
 			return
 		}
 		p, err := w.bounded(ctx, get, strconv.Itoa(rand.N(w.setup.Keys)))
-		tallies[phase].record(start, a.Slow, p, err)
+		tallies[phase].record(start, time.Now(), a.Slow, p, err)
 		next = time.Now().Add(a.Pause)
 	}
 }
