@@ -116,10 +116,9 @@ func (b *breaker) allow(u urgency) (sent time.Duration, err error) {
 	return b.store.mono(), nil
 }
 
-// done is told how a command ended that allow has let pass. A failure because ctx
+// done is told how, and when, a command ended that allow has let pass. A failure because ctx
 // ended, the caller's, says nothing of the server.
-func (r route) done(ctx context.Context, sent time.Duration, err error) {
-	now := r.store.mono()
+func (r route) done(ctx context.Context, sent, now time.Duration, err error) {
 	switch judge(err) {
 	case verdictAnswer:
 		if !r.store.routed.Load() {
@@ -341,7 +340,7 @@ func guarded[T any](ctx context.Context, r route, u urgency, command func(contex
 		return zero, err
 	}
 	v, err := counted(ctx, r.breaker, r.store.patience(u), command)
-	r.done(ctx, sent, err)
+	r.done(ctx, sent, r.store.mono(), err)
 	return v, err
 }
 

@@ -277,7 +277,7 @@ func TestAProcessThatStoodStillSuspectsNobody(t *testing.T) {
 	moodily(t, func(t *tried) {
 		time.Sleep(time.Minute)
 		for range 10 { // all commands of a process that was frozen end at once, long after their time
-			t.route(t.Context(), t.keys.V).done(t.Context(), t.mono()-10*t.timeout, ErrNoAnswer)
+			t.route(t.Context(), t.keys.V).done(t.Context(), t.mono()-10*t.timeout, t.mono(), ErrNoAnswer)
 		}
 		synctest.Wait()
 		if t.server.count("del").Load() > 0 || t.Out() {

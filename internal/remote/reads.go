@@ -55,7 +55,7 @@ type reads struct {
 type reading struct {
 	ctx   context.Context //nolint:containedctx // lends its values to the command
 	key   string
-	since time.Time // protected by reads.mu
+	since time.Duration // when it was asked for, by the store's clock; protected by reads.mu
 
 	// over is set by who ends the reading: its lane or the watch, which then write the
 	// outcome, and the token into done, which has room for it; or a caller who leaves.
@@ -65,10 +65,11 @@ type reading struct {
 	err   error
 }
 
-// lane sends one batch after the other while there is something to send.
+// lane sends one batch after the other while there is something to send. That of a caller
+// who goes along is empty.
 type lane struct {
 	batch []*reading    // protected by reads.mu
-	since time.Time     // when the batch was sent; protected by reads.mu
+	since time.Duration // when the batch was sent; protected by reads.mu
 	lost  chan struct{} // closed when the lane is given up on
 }
 
@@ -99,10 +100,9 @@ func (l lent) Err() error {
 // Value implements context.Context.
 func (l lent) Value(key any) any { return l.values.Value(key) }
 
-// limited is the context of a lane that is a caller, with the end of its time. What ends
-// then, and go-redis' pauses between its tries with it, is the caller's context or the lane.
+// limited is the context of a lane that is a caller, with the end of its time.
 type limited struct {
-	context.Context //nolint:containedctx // it is one itself
+	lent
 
 	until time.Time
 }
@@ -128,26 +128,24 @@ func heedful(client redis.UniversalClient) bool {
 	return false // a Ring asks another shard, and of a wrapper nothing is known
 }
 
-// get reads a key; redis.Nil if it is not there.
-func (rs *reads) get(ctx context.Context, key string) ([]byte, error) {
-	r, _ := rs.used.Get().(*reading)
-	if r == nil {
-		r = &reading{done: make(chan struct{}, 1)}
-	}
-	if l := rs.send(ctx, r, key); l != nil {
-		return rs.ride(ctx, l, r)
+// get reads a key; redis.Nil if it is not there. It is asked for at the time now of the
+// store's clock, and over at the time end.
+func (rs *reads) get(ctx context.Context, key string, now time.Duration) (entry []byte, end time.Duration, err error) {
+	l, r := rs.send(ctx, key, now)
+	if l != nil {
+		return rs.ride(ctx, l, key, now)
 	}
 	select {
 	case <-r.done:
 	case <-ctx.Done():
 		r.over.Store(true) // if it waits, it need not be sent
-		return nil, context.Cause(ctx)
+		return nil, rs.server.store.mono(), context.Cause(ctx)
 	}
-	entry, err := r.entry, r.err
+	entry, err = r.entry, r.err
 	if !errors.Is(err, rs.server.store.silent) { // else its lane still knows it
 		rs.put(r)
 	}
-	return entry, err
+	return entry, rs.server.store.mono(), err
 }
 
 // put keeps a reading that nobody knows any more for others.
@@ -158,42 +156,56 @@ func (rs *reads) put(r *reading) {
 }
 
 // send has a lane send a reading, or returns the one that is its caller.
-func (rs *reads) send(ctx context.Context, r *reading, key string) *lane {
+func (rs *reads) send(ctx context.Context, key string, now time.Duration) (*lane, *reading) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	r.ctx, r.key, r.since = ctx, key, time.Now()
-	rs.waiting = append(rs.waiting, r)
-	along := rs.trusted >= trust && len(rs.lanes) == 0 && len(rs.waiting) == 1
-	l := rs.open(r.since)
 	if !rs.watched {
 		rs.watched = true
 		time.AfterFunc(rs.stall(), rs.watch)
 	}
-	if along {
-		return l
+	if rs.trusted >= trust && len(rs.lanes) == 0 && len(rs.waiting) == 0 {
+		l := rs.lane()
+		l.since, l.batch = now, l.batch[:0]
+		rs.begin(l)
+		return l, nil
 	}
-	rs.start(l) //nolint:contextcheck // a lane has its own, with the values of the calls
-	return nil
+	r, _ := rs.used.Get().(*reading)
+	if r == nil {
+		r = &reading{done: make(chan struct{}, 1)}
+	}
+	r.ctx, r.key, r.since = ctx, key, now
+	rs.waiting = append(rs.waiting, r)
+	rs.start(rs.open(now)) //nolint:contextcheck // a lane has its own, with the values of the calls
+	return nil, r
 }
 
 // open returns a lane for what waits, nil for none. The caller holds mu.
-func (rs *reads) open(now time.Time) *lane {
+func (rs *reads) open(now time.Duration) *lane {
 	if len(rs.waiting) == 0 || len(rs.lanes) >= maxLanes && rs.moving(now) >= maxLanes {
 		return nil
 	}
-	var l *lane
-	if n := len(rs.idle); n > 0 {
-		l, rs.idle = rs.idle[n-1], rs.idle[:n-1]
-	} else {
-		l = &lane{lost: make(chan struct{})}
-	}
+	l := rs.lane()
 	if rs.fill(l, now); len(l.batch) == 0 { // the callers of all that waited have left
 		rs.idle = append(rs.idle, l)
 		return nil
 	}
+	rs.begin(l)
+	return l
+}
+
+// lane is one that is not under way. The caller holds mu.
+func (rs *reads) lane() (l *lane) {
+	if n := len(rs.idle); n > 0 {
+		l, rs.idle = rs.idle[n-1], rs.idle[:n-1]
+		return l
+	}
+	return &lane{lost: make(chan struct{})}
+}
+
+// begin says that a lane is under way. The caller holds mu.
+func (rs *reads) begin(l *lane) {
 	rs.lanes = append(rs.lanes, l)
 	rs.server.store.calls.Add(1)
-	return l
 }
 
 // start lets a lane run, if there is one.
@@ -204,9 +216,9 @@ func (rs *reads) start(l *lane) {
 }
 
 // moving is the number of lanes that do not stall. The caller holds mu.
-func (rs *reads) moving(now time.Time) (n int) {
+func (rs *reads) moving(now time.Duration) (n int) {
 	for _, l := range rs.lanes {
-		if now.Sub(l.since) < rs.stall() {
+		if now-l.since < rs.stall() {
 			n++
 		}
 	}
@@ -216,40 +228,41 @@ func (rs *reads) moving(now time.Time) (n int) {
 func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallPart }
 
 // ride is the way of a lane that is its caller. What has come meanwhile gets a goroutine.
-func (rs *reads) ride(ctx context.Context, l *lane, r *reading) (v []byte, err error) {
+func (rs *reads) ride(ctx context.Context, l *lane, key string, now time.Duration) (v []byte, end time.Duration, err error) {
+	store := rs.server.store
 	err = singleflight.ErrGoexit // if a hook calls it
 	defer func() {               //nolint:contextcheck // see send
-		if rs.next(l, err) {
+		end = store.mono()
+		if rs.next(l, end, err) {
 			rs.start(l)
 		} else {
-			rs.server.store.calls.Done()
+			store.calls.Done()
 		}
 	}()
-	limit := limited{lent{l, ctx}, r.since.Add(rs.server.store.timeout)}
-	if until, ok := ctx.Deadline(); ok && until.Before(limit.until) {
-		limit = limited{ctx, until}
+	until := store.start.Add(now + store.timeout)
+	within := ctx
+	if sooner, ok := ctx.Deadline(); !ok || until.Before(sooner) {
+		within = limited{lent{l, ctx}, until}
 	}
-	v, err = rs.command(limit, r.key) //nolint:contextcheck // see lent
-	if err = timely(ctx, err); judge(err) == verdictSilence {
-		switch {
+	v, err = rs.command(within, key)
+	if (lent{lane: l}).Err() != nil { // the watch has given up on it
+		return nil, end, store.silent
+	}
+	if err != nil && judge(err) == verdictSilence {
+		switch err = timely(ctx, err); {
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
-		case !time.Now().Before(limit.until):
-			err = rs.server.store.silent
+		case store.mono()-now >= store.timeout:
+			err = store.silent
 		}
 	}
-	if !r.over.CompareAndSwap(false, true) { // the watch has ended it
-		<-r.done
-		return nil, r.err
-	}
-	rs.put(r)
-	return v, err
+	return v, end, err
 }
 
 func (rs *reads) run(l *lane) {
 	defer rs.server.store.calls.Done()
 	var err error
-	for more := true; more; more = rs.next(l, err) {
+	for more := true; more; more = rs.next(l, rs.server.store.mono(), err) {
 		err = rs.ask(l)
 		runtime.Gosched() // who has got an answer may have another question: it goes along
 	}
@@ -257,7 +270,7 @@ func (rs *reads) run(l *lane) {
 
 // next gives a lane that is back, with the error of what it has sent last, another batch.
 // It is false if there is none, or if the lane was given up on.
-func (rs *reads) next(l *lane, err error) bool {
+func (rs *reads) next(l *lane, now time.Duration, err error) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	i := slices.Index(rs.lanes, l)
@@ -265,9 +278,8 @@ func (rs *reads) next(l *lane, err error) bool {
 		rs.server.hung.Add(-1)
 		return false
 	}
-	now := time.Now()
 	switch {
-	case judge(err) != verdictAnswer || now.Sub(l.since) >= rs.stall():
+	case judge(err) != verdictAnswer || now-l.since >= rs.stall():
 		rs.trusted = 0
 	case rs.server.store.heedful:
 		rs.trusted++
@@ -283,7 +295,7 @@ func (rs *reads) next(l *lane, err error) bool {
 }
 
 // fill gives a lane a batch out of what waits. The caller holds mu.
-func (rs *reads) fill(l *lane, now time.Time) {
+func (rs *reads) fill(l *lane, now time.Duration) {
 	l.since, l.batch = now, l.batch[:0]
 	n := 0
 	for _, r := range rs.waiting {
@@ -301,9 +313,9 @@ func (rs *reads) fill(l *lane, now time.Time) {
 func (rs *reads) watch() {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	now, rest := time.Now(), rs.stall()
-	overdue := func(since time.Time) bool {
-		left := rs.server.store.timeout - now.Sub(since)
+	now, rest := rs.server.store.mono(), rs.stall()
+	overdue := func(since time.Duration) bool {
+		left := rs.server.store.timeout - (now - since)
 		if left > 0 {
 			rest = min(rest, left)
 		}

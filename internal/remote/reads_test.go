@@ -48,7 +48,7 @@ func (g *gets) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "get" {
 			g.alone.Add(1)
-			if _, own := ctx.(limited); own {
+			if _, ofLane := ctx.(lent); !ofLane {
 				g.along.Add(1)
 			}
 			g.wait()
@@ -92,7 +92,7 @@ func entryOf(n int) string { return "entry of " + strconv.Itoa(n) }
 // ask reads key n and says what is wrong with what it gets.
 func ask(ctx context.Context, s *Store, n int) error {
 	key := s.Keys("c", strconv.Itoa(n)).V
-	entry, err := s.route(ctx, key).reads.get(ctx, key) // whatever the breaker thinks of the server
+	entry, _, err := s.route(ctx, key).reads.get(ctx, key, s.mono()) // whatever the breaker thinks of the server
 	if err == nil && string(entry) != entryOf(n) {
 		err = fmt.Errorf("key %d has %q", n, entry)
 	}

@@ -168,7 +168,10 @@ func within[T any](ctx context.Context, s *Store, most time.Duration, command fu
 // client that heeds deadlines it comes as a timeout of the connection, whose timer may be
 // a little ahead of that of the context.
 func timely(ctx context.Context, err error) error {
-	if end, ok := ctx.Deadline(); !ok || time.Now().Before(end) || judge(err) != verdictSilence {
+	if err == nil || judge(err) != verdictSilence {
+		return err
+	}
+	if end, ok := ctx.Deadline(); !ok || time.Now().Before(end) {
 		return err
 	}
 	<-ctx.Done()
@@ -185,8 +188,8 @@ func (s *Store) Get(ctx context.Context, keys Keys) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	entry, err := to.reads.get(ctx, keys.V)
-	to.done(ctx, sent, err)
+	entry, end, err := to.reads.get(ctx, keys.V, sent)
+	to.done(ctx, sent, end, err)
 	return readEntry(entry, err)
 }
 
