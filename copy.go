@@ -234,13 +234,15 @@ type found[V any] struct {
 	seen  wire.Seen  // its version, for the acquire script
 	newer bool       // written by a newer version of the code: not to be touched
 
-	body body // cp's value as it is stored; without data if that is not known
+	at   time.Duration // when the reply was there, if there is a cp
+	body body          // cp's value as it is stored; without data if that is not known
 }
 
 // interpret reads an entry, which never changes afterwards: a codec may keep parts of
 // it. An error means that its age cannot be told, as Redis does not answer; an entry
-// that cannot be used is no error but absent (I7).
-func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte, generation uint64, p *plan[V]) (found[V], error) {
+// that cannot be used is no error but absent (I7). at is when the reply was there: to read
+// a clock takes longer than the rest.
+func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, entry []byte, at time.Duration, generation uint64, p *plan[V]) (found[V], error) {
 	if entry == nil {
 		return found[V]{}, nil
 	}
@@ -296,7 +298,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	var age time.Duration
 	known := header.BuiltAt > 0
 	if known {
-		server, err := c.gate.store.ServerNow(ctx, keys)
+		server, err := c.gate.store.ServerTime(ctx, keys, at)
 		if err != nil {
 			return found[V]{}, err
 		}
@@ -304,19 +306,18 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		known = age > -clockError && age < l.hard
 		age = max(age, 0)
 	}
-	now := c.gate.now()
-	c.fill(cp, encoded{seen: seen, size: b.size}, l, now-age, p.policy)
+	c.fill(cp, encoded{seen: seen, size: b.size}, l, at-age, p.policy)
 	if !known {
 		// Marked stale by Expire, or stamped by another clock: stale, and for how long
 		// more cannot be told. That Redis still has it says that it is not over (I11).
-		cp.built, cp.early, cp.ahead, cp.fresh = now-l.hard, now, now, now
-		cp.hard = now
+		cp.built, cp.early, cp.ahead, cp.fresh = at-l.hard, at, at, at
+		cp.hard = at
 		if l.hard > l.fresh {
-			cp.hard = now + l.hard - l.fresh
+			cp.hard = at + l.hard - l.fresh
 		}
-		cp.check = min(cp.hard, now+unknownCheck) // only Redis knows when it ends
+		cp.check = min(cp.hard, at+unknownCheck) // only Redis knows when it ends
 	}
-	return found[V]{cp: cp, seen: seen, body: b}, nil
+	return found[V]{cp: cp, seen: seen, at: at, body: b}, nil
 }
 
 // want is what an entry of this cache must look like.

@@ -137,6 +137,7 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 		return nil, &ConfigError{Field: "Options.Redis", Value: "a *redis.Ring", Want: "a client of a single node, Sentinel or Cluster: a ring moves keys without telling when a shard is down"}
 	}
 	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
+	g.store.CountFrom(g.clock.start)
 	g.store.AwaitReplicas(options.ReplicaWait)
 	if options.ResendWindow != Off {
 		g.store.WatchMasters()

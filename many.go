@@ -262,7 +262,7 @@ func (c *Cache[V]) readMany(ms []*member[V]) {
 	for i, answer := range answers {
 		m := ms[i]
 		m.old, m.err = singleflight.Protect(func() (found[V], error) { // hooks of the user look at the value
-			return c.received(m.f.Context(), m.f, m.keys, answer.Value, answer.Err, m.a.ticket, m.p)
+			return c.received(m.f.Context(), m.f, m.keys, answer.Value, c.gate.now(), answer.Err, m.a.ticket, m.p)
 		})
 	}
 }

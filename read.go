@@ -58,7 +58,7 @@ func (c *Cache[V]) lookup(ctx context.Context, key string, p *plan[V]) (Result[V
 func (c *Cache[V]) answer(key string, r Result[V], err error, start time.Duration) (Result[V], error) {
 	if err != nil && c.hooks.byDefault != nil {
 		if v, ok := c.byDefault(key, err); ok {
-			c.events.got(key, OutcomeDefault, c.gate.now()-start, err)
+			c.events.got(key, OutcomeDefault, c.since(start), err)
 			return Result[V]{Value: v, Outcome: OutcomeDefault}, nil
 		}
 	}
@@ -82,8 +82,16 @@ func (c *Cache[V]) concluded(key string, r Result[V], err error, start time.Dura
 	case !errors.Is(err, ErrNotFound):
 		r = Result[V]{}
 	}
-	c.events.got(key, r.Outcome, c.gate.now()-start, err)
+	c.events.got(key, r.Outcome, c.since(start), err)
 	return r, err
+}
+
+// since is the time since start, if somebody is told of it.
+func (c *Cache[V]) since(start time.Duration) time.Duration {
+	if c.events.observer == nil {
+		return 0
+	}
+	return c.gate.now() - start
 }
 
 // local serves a copy that need not, or cannot, be checked with Redis, if there is
@@ -178,7 +186,10 @@ func (c *Cache[V]) join(ctx context.Context, key string, p *plan[V], start time.
 			if tries >= steadfastAfter {
 				f.State.stand()
 			}
-			f.State.patience = p.policy.WaitTimeout - (c.gate.now() - start)
+			f.State.patience = p.policy.WaitTimeout
+			if tries > 0 {
+				f.State.patience -= c.gate.now() - start
+			}
 			fly(ctx, f, p)
 		}
 		if r, again, err := c.follow(ctx, boarded[V]{f, joined}, p, start); !again {
@@ -262,7 +273,7 @@ func (c *Cache[V]) fly(ctx context.Context, f *flight[V], p *plan[V]) {
 		return
 	}
 	taken = true
-	if now := c.gate.now(); err == nil && read.servable(now) && (!p.loads() || !p.waitsSoftly(read.cp, now)) {
+	if now := read.at; err == nil && read.servable(now) && (!p.loads() || !p.waitsSoftly(read.cp, now)) {
 		f.Finish(c.serve(ctx, f.Key(), p, read, OutcomeRemote, now))
 		return
 	}
@@ -321,11 +332,10 @@ func (c *Cache[V]) peek(ctx context.Context, key string) (r Result[V], found boo
 	if err != nil {
 		return r, false, fmt.Errorf("herdgate: peek %s %q: %w", c.name, key, err)
 	}
-	now := c.gate.now()
-	if read.cp == nil || !read.cp.servable(now) {
+	if !read.servable(read.at) {
 		return r, false, nil
 	}
-	r, err = read.cp.result(OutcomeRemote, now)
+	r, err = read.cp.result(OutcomeRemote, read.at)
 	return r, true, err
 }
 
@@ -336,14 +346,14 @@ func (c *Cache[V]) look(ctx context.Context, key string) (found[V], error) {
 		return found[V]{}, err
 	}
 	keys := c.keys(key)
-	entry, err := c.gate.store.Get(ctx, keys)
+	entry, at, err := c.gate.store.Get(ctx, keys)
 	if errors.Is(err, remote.ErrWrongType) {
 		return found[V]{}, nil // a bad payload is a miss
 	}
 	if err != nil {
 		return found[V]{}, err
 	}
-	return c.interpret(ctx, key, keys, entry, generation, c.plan(key))
+	return c.interpret(ctx, key, keys, entry, at, generation, c.plan(key))
 }
 
 // read gets the entry from Redis and keeps a copy of it. The ticket is taken before
@@ -357,7 +367,7 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *
 		case cp.tagged && !c.tags.holds(cp.extended, &cp.turn):
 			return found[V]{seen: cp.seen}, nil
 		}
-		return found[V]{cp: cp, seen: cp.seen}, nil
+		return found[V]{cp: cp, seen: cp.seen, at: c.gate.now()}, nil
 	}
 	if _, err := c.current(ctx); err != nil {
 		return found[V]{}, err
@@ -367,12 +377,12 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *
 	if c.gate.journal.holds(c.name, f.Key()) {
 		return found[V]{}, ErrJournaled
 	}
-	entry, err := c.gate.store.Get(ctx, keys)
-	return c.received(ctx, f, keys, entry, err, t, p)
+	entry, at, err := c.gate.store.Get(ctx, keys)
+	return c.received(ctx, f, keys, entry, at, err, t, p)
 }
 
-// received takes the reply to a read.
-func (c *Cache[V]) received(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, err error, t ticket, p *plan[V]) (found[V], error) {
+// received takes the reply to a read, which was there at a time.
+func (c *Cache[V]) received(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, at time.Duration, err error, t ticket, p *plan[V]) (found[V], error) {
 	if errors.Is(err, remote.ErrWrongType) {
 		c.events.emit(Event{Kind: EventBadPayload, Key: f.Key(), Err: err})
 		return found[V]{}, nil
@@ -380,12 +390,12 @@ func (c *Cache[V]) received(ctx context.Context, f *flight[V], keys remote.Keys,
 	if err != nil {
 		return found[V]{}, err
 	}
-	return c.take(ctx, f, keys, entry, t, p)
+	return c.take(ctx, f, keys, entry, at, t, p)
 }
 
 // take interprets an entry that was read under a ticket, and keeps a copy.
-func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, t ticket, p *plan[V]) (found[V], error) {
-	read, err := c.interpret(ctx, f.Key(), keys, entry, t.generation, p)
+func (c *Cache[V]) take(ctx context.Context, f *flight[V], keys remote.Keys, entry []byte, at time.Duration, t ticket, p *plan[V]) (found[V], error) {
+	read, err := c.interpret(ctx, f.Key(), keys, entry, at, t.generation, p)
 	if err == nil && read.cp != nil {
 		f.State.early = read.cp.early
 		if c.gate.replicas {

@@ -108,7 +108,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, old found[V], p *plan
 		var err error
 		switch a.State {
 		case remote.Newer:
-			read, err = c.take(f.Context(), f, keys, a.Entry, a.ticket, p)
+			read, err = c.take(f.Context(), f, keys, a.Entry, c.gate.now(), a.ticket, p)
 		case remote.Failed:
 			// Who waited for the load that failed gets its failure; who comes later
 			// waits out what is left of a short back-off.
@@ -476,7 +476,7 @@ func (c *Cache[V]) notRefreshed(f *flight[V], keys remote.Keys, a acquisition[V]
 	case err != nil:
 		return c.behindAlone(f, p, a.old.cp, err, quiet)
 	case a.State == remote.Newer:
-		read, err = c.take(f.Context(), f, keys, a.Entry, a.ticket, p)
+		read, err = c.take(f.Context(), f, keys, a.Entry, c.gate.now(), a.ticket, p)
 	case a.State == remote.Held && c.refreshWaits(p):
 		patience, cancel := context.WithTimeoutCause(f.Context(), p.policy.WaitTimeout, ErrWaitTimeout)
 		defer cancel()

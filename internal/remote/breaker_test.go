@@ -101,7 +101,7 @@ func moodily(t *testing.T, f func(t *tried)) {
 }
 
 func (t *tried) get() error {
-	_, err := t.Get(t.Context(), t.keys)
+	_, _, err := t.Get(t.Context(), t.keys)
 	return err
 }
 
@@ -245,7 +245,7 @@ func TestSomeStalledConnectionsAreNoServerThatIsDown(t *testing.T) {
 		})
 		var calls sync.WaitGroup
 		for range 5 {
-			calls.Go(func() { _, _ = t.Get(t.Context(), stalled) })
+			calls.Go(func() { _, _, _ = t.Get(t.Context(), stalled) })
 		}
 		time.Sleep(t.timeout / 2)
 		must(t, t.get())
@@ -262,7 +262,7 @@ func TestACallersCancelIsNoFailureOfTheServer(t *testing.T) {
 		t.server.be(silence)
 		for range 20 {
 			ctx, cancel := context.WithTimeout(t.Context(), t.timeout/2)
-			if _, err := t.Get(ctx, t.keys); !errors.Is(err, context.DeadlineExceeded) {
+			if _, _, err := t.Get(ctx, t.keys); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
 			cancel()
@@ -417,7 +417,7 @@ func TestABrokenClusterMasterTakesTheOthersNotDown(t *testing.T) {
 	keys := map[string]Keys{}
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
 		k := s.Keys("c", name)
-		if _, err := s.Get(t.Context(), k); err != nil {
+		if _, _, err := s.Get(t.Context(), k); err != nil {
 			t.Fatal(err)
 		}
 		keys[s.route(t.Context(), k.V).name] = k
@@ -428,7 +428,7 @@ func TestABrokenClusterMasterTakesTheOthersNotDown(t *testing.T) {
 	dead := cluster.Addrs()[0]
 	cluster.Nodes[0].Kill()
 	testutil.Eventually(t, 10*time.Second, func() bool {
-		_, err := s.Get(t.Context(), keys[dead])
+		_, _, err := s.Get(t.Context(), keys[dead])
 		return errors.Is(err, ErrDown)
 	}, "the dead master is found down")
 	if s.Healthy() || s.Out() {
@@ -465,7 +465,7 @@ func TestAServerIsFoundBackSoonHoweverLongItWasAway(t *testing.T) {
 			s := NewStore(rdb, "test", "here", 250*time.Millisecond)
 			bus := s.Listen(t.Context(), make(heard, 1000))
 			keys := s.Keys("c", "k")
-			_, err := s.Get(t.Context(), keys)
+			_, _, err := s.Get(t.Context(), keys)
 			must(t, err)
 			away.Store(true)
 			mu.Lock()
@@ -474,7 +474,7 @@ func TestAServerIsFoundBackSoonHoweverLongItWasAway(t *testing.T) {
 			}
 			mu.Unlock()
 			for s.Down(t.Context(), keys) == nil {
-				_, _ = s.Get(t.Context(), keys)
+				_, _, _ = s.Get(t.Context(), keys)
 				time.Sleep(10 * time.Millisecond)
 			}
 			time.Sleep(outage)
@@ -500,7 +500,7 @@ func TestAProbeMayTakeLongToConnectButNotToAnswer(t *testing.T) {
 				defer s.Stop()
 				t.server.be(silence)
 				for s.Down(t.Context(), t.keys) == nil {
-					_, _ = s.Get(t.Context(), t.keys)
+					_, _, _ = s.Get(t.Context(), t.keys)
 				}
 				var connected atomic.Bool // by a command that was not given up on
 				t.server.be(func(ctx context.Context, _ redis.Cmder) error {

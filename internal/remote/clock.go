@@ -44,8 +44,10 @@ func (c *clock) observe(micros int64, sent time.Duration) time.Duration {
 }
 
 // now is the server's time since the epoch, false while nothing recent is known.
-func (c *clock) now() (time.Duration, bool) {
-	mono := c.mono()
+func (c *clock) now() (time.Duration, bool) { return c.at(c.mono()) }
+
+// at is now for a monotonic time.
+func (c *clock) at(mono time.Duration) (time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.known || mono-c.learned > maxOffsetAge {
@@ -60,6 +62,10 @@ func (c *clock) slack() time.Duration {
 	defer c.mu.Unlock()
 	return c.margin
 }
+
+// CountFrom sets when the monotonic time of the store was 0, so that its durations are
+// those of others. start must have a monotonic reading. Call it before the first command.
+func (s *Store) CountFrom(start time.Time) { s.start = start }
 
 // SetWall sets the wall clock, for tests. Call it before Listen.
 func (s *Store) SetWall(now func() time.Time) { s.wall = now }

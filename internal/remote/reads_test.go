@@ -259,8 +259,8 @@ func TestOneBadKeyDoesNotSpoilItsPipeline(t *testing.T) {
 		outcomes, wg := askedTogether(t, s, maxLanes+5)
 		var wrong, absent error
 		var entry []byte
-		wg.Go(func() { _, wrong = s.Get(t.Context(), list) })
-		wg.Go(func() { entry, absent = s.Get(t.Context(), s.Keys("c", "absent")) })
+		wg.Go(func() { _, _, wrong = s.Get(t.Context(), list) })
+		wg.Go(func() { entry, _, absent = s.Get(t.Context(), s.Keys("c", "absent")) })
 		synctest.Wait()
 		release()
 		wg.Wait()
@@ -314,7 +314,7 @@ func TestACutConnectionEndsAllReadsOfItsBatchAndNoneIsLostOrCrossed(t *testing.T
 			wg.Go(func() {
 				for i := range 100 {
 					n := (reader + i) % keys
-					entry, err := t.store.Get(t.Context(), t.store.Keys("c", strconv.Itoa(n)))
+					entry, _, err := t.store.Get(t.Context(), t.store.Keys("c", strconv.Itoa(n)))
 					switch {
 					case err != nil:
 						failed.Add(1)
@@ -343,7 +343,7 @@ func TestReadsOfAClusterAreNotCrossed(t *testing.T) {
 	for n := range keys {
 		must(t, rdb.Set(t.Context(), s.Keys("c", strconv.Itoa(n)).V, entryOf(n), 0).Err())
 	}
-	if _, err := s.Get(t.Context(), s.Keys("c", "0")); err != nil { // learns the masters
+	if _, _, err := s.Get(t.Context(), s.Keys("c", "0")); err != nil { // learns the masters
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
@@ -444,7 +444,7 @@ func TestACallerThatReadsItselfHeedsItsDeadlineAndTheTimeout(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), s.timeout/2, over)
 		defer cancel()
 		start := time.Now()
-		_, err := s.Get(ctx, s.Keys("c", "1"))
+		_, _, err := s.Get(ctx, s.Keys("c", "1"))
 		if took := time.Since(start); !errors.Is(err, over) || took != s.timeout/2 {
 			t.Errorf("a call with a deadline ended after %v with %v", took, err)
 		}
@@ -464,7 +464,7 @@ func TestACallerThatReadsItselfHeedsItsDeadlineAndTheTimeout(t *testing.T) {
 		}
 		stall()
 		start = time.Now()
-		_, err = s.Get(t.Context(), s.Keys("c", "1"))
+		_, _, err = s.Get(t.Context(), s.Keys("c", "1"))
 		if took := time.Since(start); !errors.Is(err, ErrNoAnswer) || took != s.timeout {
 			t.Errorf("a call without a deadline ended after %v with %v", took, err)
 		}
@@ -550,7 +550,7 @@ func TestACallerIsNotKeptByAClientThatSetsNoDeadlines(t *testing.T) {
 		})
 		time.AfterFunc(10*s.timeout, func() { close(resumed) })
 		start := time.Now()
-		_, err := s.Get(t.Context(), s.Keys("c", "0"))
+		_, _, err := s.Get(t.Context(), s.Keys("c", "0"))
 		if took := time.Since(start); !errors.Is(err, ErrNoAnswer) || took > s.timeout {
 			t.Errorf("ended after %v with %v, want ErrNoAnswer after %v", took, err, s.timeout)
 		}

@@ -214,7 +214,7 @@ func TestAnEntryOfAWrongTypeIsToldAndReplaced(t *testing.T) {
 		s := newStore(rdb)
 		keys := s.Keys("c", "k")
 		spoil(t, rdb, keys.V, "a list")
-		if _, err := s.Get(t.Context(), keys); !errors.Is(err, ErrWrongType) {
+		if _, _, err := s.Get(t.Context(), keys); !errors.Is(err, ErrWrongType) {
 			t.Errorf("reading it: %v, want ErrWrongType", err)
 		}
 		stored, err := s.Commit(t.Context(), keys, commitUnder(acquired(t, s, keys, "a"), anEntry("version1")))

@@ -181,16 +181,18 @@ func timely(ctx context.Context, err error) error {
 // ErrWrongType means that the entry's key holds something no script of ours wrote.
 var ErrWrongType = errors.New("herdgate: entry of a wrong Redis type")
 
-// Get reads an entry; nil without an error means that there is none.
-func (s *Store) Get(ctx context.Context, keys Keys) ([]byte, error) {
+// Get reads an entry; nil without an error means that there is none. at is the time of
+// the reply: see [Store.CountFrom].
+func (s *Store) Get(ctx context.Context, keys Keys) (entry []byte, at time.Duration, err error) {
 	to := s.route(ctx, keys.V)
 	sent, err := to.allow(ordinary)
 	if err != nil {
-		return nil, err
+		return nil, sent, err
 	}
-	entry, end, err := to.reads.get(ctx, keys.V, sent)
-	to.done(ctx, sent, end, err)
-	return readEntry(entry, err)
+	entry, at, err = to.reads.get(ctx, keys.V, sent)
+	to.done(ctx, sent, at, err)
+	entry, err = readEntry(entry, err)
+	return entry, at, err
 }
 
 // State is what an acquire found.
@@ -500,6 +502,15 @@ func (s *Store) ServerNow(ctx context.Context, keys Keys) (time.Duration, error)
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
+}
+
+// ServerTime is ServerNow for a moment that has passed: see [Store.CountFrom].
+func (s *Store) ServerTime(ctx context.Context, keys Keys, at time.Duration) (time.Duration, error) {
+	if server, ok := s.clockOf(ctx, keys).at(at); ok {
+		return server, nil
+	}
+	now, err := s.ServerNow(ctx, keys)
+	return now - (s.mono() - at), err
 }
 
 // Horizon is a server time, in µs, past which no change that begins now has an effect,

@@ -261,7 +261,7 @@ func calls(s *Store, keys Keys) map[string]struct {
 	return map[string]tried{
 		"load": {1, s.Load},
 		"time": {1, func(ctx context.Context) error { _, err := s.ServerNow(ctx, Keys{}); return err }},
-		"get":  {1, func(ctx context.Context) error { _, err := s.Get(ctx, keys); return err }},
+		"get":  {1, func(ctx context.Context) error { _, _, err := s.Get(ctx, keys); return err }},
 		"acquire": {2, func(ctx context.Context) error {
 			_, err := s.Acquire(ctx, keys, Acquire{Owner: "a", TTL: life})
 			return err
