@@ -261,7 +261,7 @@ func (c *Cache[V]) plan(key string) *plan[V] {
 
 func (c *Cache[V]) keys(key string) remote.Keys {
 	if c.gate.store == nil {
-		return remote.Keys{V: key, B: key}
+		return remote.Keys{V: key}
 	}
 	return c.gate.store.Keys(c.name, key)
 }

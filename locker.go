@@ -132,7 +132,7 @@ func (c *Cache[V]) lockOuter(ctx context.Context, key string, keys remote.Keys) 
 	if c.gate.outer.locker == nil {
 		return outerLock{}
 	}
-	o, err := c.gate.outer.try(ctx, keys.B)
+	o, err := c.gate.outer.try(ctx, keys.B())
 	if err != nil && ctx.Err() == nil {
 		c.events.emit(Event{Kind: EventLockerFailed, Key: key, Err: err})
 	}

@@ -50,7 +50,7 @@ func (c *Cache[V]) acquire(f *flight[V], keys remote.Keys, old found[V], p *plan
 
 // asking prepares the request for a lease. The ticket is taken before it is sent.
 func (c *Cache[V]) asking(f *flight[V], keys remote.Keys, old found[V], p *plan[V], wait bool, outer outerLock) (acquisition[V], remote.Acquire) {
-	a := acquisition[V]{old: old, outer: outer, claim: lock.Claim{Name: keys.B, Owner: randomHex(16)}}
+	a := acquisition[V]{old: old, outer: outer, claim: lock.Claim{Name: keys.B(), Owner: randomHex(16)}}
 	a.ticket = f.State.depart(func() ticket { return c.ticket(f.Key()) })
 	return a, remote.Acquire{Owner: a.claim.Owner, TTL: p.policy.LockTTL, Seen: old.seen.String(), Wait: wait, Outer: outer.says}
 }

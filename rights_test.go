@@ -232,7 +232,7 @@ func TestRightsAreCheckedInOneStepThatChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	keys := store.Keys("things", "")
-	all := []string{keys.V, keys.B, "test:g:things", "test:t:{things}"}
+	all := []string{keys.V, keys.B(), "test:g:things", "test:t:{things}"}
 	for _, key := range all {
 		rdb.Set(t.Context(), key, "what stands there", time.Hour)
 	}

@@ -35,7 +35,7 @@ func (s *solo) Acquire(_ context.Context, keys remote.Keys, a remote.Acquire) (r
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	b := s.builds[keys.B]
+	b := s.builds[keys.B()]
 	switch {
 	case b.state == remote.Held:
 		// Its holder is a flight of this process: it ends the lease, and wakes us.
@@ -48,13 +48,13 @@ func (s *solo) Acquire(_ context.Context, keys remote.Keys, a remote.Acquire) (r
 		b.failures = 0
 	}
 	s.nonce++
-	s.put(keys.B, build{state: remote.Held, nonce: s.nonce, granted: now, failures: b.failures}, now)
+	s.put(keys.B(), build{state: remote.Held, nonce: s.nonce, granted: now, failures: b.failures}, now)
 	return remote.Found{State: remote.Granted, Nonce: s.nonce, Failures: b.failures}, nil
 }
 
 // Commit implements builder. The caller stores the entry, and wakes who waits.
 func (s *solo) Commit(_ context.Context, keys remote.Keys, c remote.Commit) (remote.Stored, error) {
-	if !s.end(keys.B, c.Claim.Token, func(b build, _ time.Duration) build { return b.cooling(c.Interval, 0) }) {
+	if !s.end(keys.B(), c.Claim.Token, func(b build, _ time.Duration) build { return b.cooling(c.Interval, 0) }) {
 		return remote.Refused, nil
 	}
 	return remote.Done, nil
@@ -62,7 +62,7 @@ func (s *solo) Commit(_ context.Context, keys remote.Keys, c remote.Commit) (rem
 
 // Finish implements builder.
 func (s *solo) Finish(_ context.Context, keys remote.Keys, f remote.Finish) (bool, error) {
-	held := s.end(keys.B, f.Claim.Token, func(b build, now time.Duration) build {
+	held := s.end(keys.B(), f.Claim.Token, func(b build, now time.Duration) build {
 		cool := b.granted + f.Interval
 		switch f.State {
 		case remote.FinishFailed:
@@ -86,13 +86,13 @@ func (s *solo) Finish(_ context.Context, keys remote.Keys, f remote.Finish) (boo
 func (s *solo) Change(_ context.Context, keys remote.Keys, c remote.Change) (remote.Stored, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.builds[keys.B]
+	b := s.builds[keys.B()]
 	if b.state == remote.Held || c.Op == remote.OpSet && b.state == remote.Failed {
 		failures := b.failures
 		if c.Op == remote.OpSet {
 			failures = 0
 		}
-		s.put(keys.B, b.cooling(c.Interval, failures), s.now())
+		s.put(keys.B(), b.cooling(c.Interval, failures), s.now())
 	}
 	return remote.Done, nil
 }

@@ -238,7 +238,7 @@ func (h *header) state() (state, why string) {
 
 func describeBuild(found remote.Inspection) build {
 	raw := found.Build
-	d := build{RedisKey: found.Keys.B, State: "nothing", Type: raw.Type, TTL: ttl(raw)}
+	d := build{RedisKey: found.Keys.B(), State: "nothing", Type: raw.Type, TTL: ttl(raw)}
 	if raw.Type == "" {
 		return d
 	}

@@ -259,7 +259,7 @@ func TestAPayloadThatCannotBeDecodedIsShownInHex(t *testing.T) {
 }
 
 func FuzzWhateverIsStoredIsDescribed(f *testing.F) {
-	keys := remote.Keys{V: "shop:v:product:{42}", B: "shop:b:product:{42}"}
+	keys := remote.Keys{V: "shop:v:product:{42}"}
 	h := wire.Header{Codec: 1, KeyHash: wire.KeyHash(keys.V, 7), Fresh: 1, Hard: 2}
 	f.Add(wire.Append(nil, h, []byte("\x81\xa1a\x01")), []byte("L 0 1 2 ab"), byte(1), int64(5))
 	f.Add([]byte("text"), []byte("F 1 2 3 error"), byte(2), int64(0))

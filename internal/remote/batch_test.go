@@ -115,9 +115,9 @@ func (c *crowd) acquire() []lock.Claim {
 	found := c.store.AcquireMany(c.Context(), c.keys, asked)
 	return each(c, func(i int, keys Keys) lock.Claim {
 		if found[i].Err != nil || found[i].Value.State != Granted {
-			c.Fatalf("acquire of %s: %+v, want a grant", keys.B, found[i])
+			c.Fatalf("acquire of %s: %+v, want a grant", keys.B(), found[i])
 		}
-		return lock.Claim{Name: keys.B, Owner: owner(i), Token: found[i].Value.Nonce}
+		return lock.Claim{Name: keys.B(), Owner: owner(i), Token: found[i].Value.Nonce}
 	})
 }
 
@@ -166,11 +166,11 @@ func TestManyKeysTakeOneStepANode(t *testing.T) {
 		c.wantEntries()
 		c.wantSteps("read", read, c.nodes)
 
-		must(c, c.rdb.Del(c.Context(), c.keys[0].V, c.keys[0].B).Err())
+		must(c, c.rdb.Del(c.Context(), c.keys[0].V, c.keys[0].B()).Err())
 		finished := c.store.FinishMany(c.Context(), c.keys, each(c, func(i int, _ Keys) Finish { return finishUnder(claims[i], FinishNothing) }))
 		for i, a := range finished {
 			if a.Value || a.Err != nil {
-				c.Errorf("finish of %s, whose lease is over: %+v", c.keys[i].B, a)
+				c.Errorf("finish of %s, whose lease is over: %+v", c.keys[i].B(), a)
 			}
 		}
 	})
@@ -202,7 +202,7 @@ func TestManyKeysHaveEachTheirOwnAnswer(t *testing.T) {
 		if v := found[0].Value.Entry; versionOf(string(v)) != versionOf(string(version(0))) {
 			c.Errorf("the newer entry is %q", v)
 		}
-		if b := standing(c, c.rdb, held.B); !strings.HasPrefix(b, "L 1 ") {
+		if b := standing(c, c.rdb, held.B()); !strings.HasPrefix(b, "L 1 ") {
 			c.Errorf("the lease that somebody waits for is %q", b)
 		}
 		read := s.ReadMany(ctx, c.keys)
@@ -213,7 +213,7 @@ func TestManyKeysHaveEachTheirOwnAnswer(t *testing.T) {
 			c.Errorf("beside it nothing reads as %+v", a)
 		}
 		stores := s.CommitMany(ctx, c.keys, each(c, func(i int, keys Keys) Commit {
-			return commitUnder(lock.Claim{Name: keys.B, Owner: owner(i), Token: found[i].Value.Nonce}, version(i))
+			return commitUnder(lock.Claim{Name: keys.B(), Owner: owner(i), Token: found[i].Value.Nonce}, version(i))
 		}))
 		for i, a := range stores {
 			refused := i == 1 || i == 2
@@ -356,8 +356,8 @@ func TestRenewalsThatFallDueTogetherAreOneStep(t *testing.T) {
 	withCrowds(t, func(c *crowd) {
 		claims := c.acquire()
 		lost := 7
-		must(c, c.rdb.Del(c.Context(), c.keys[lost].B).Err())
-		before := c.rdb.PTTL(c.Context(), c.keys[0].B).Val()
+		must(c, c.rdb.Del(c.Context(), c.keys[lost].B()).Err())
+		before := c.rdb.PTTL(c.Context(), c.keys[0].B()).Val()
 		c.steps.took()
 		backend := c.store.LeasesTogether()
 		var all sync.WaitGroup
@@ -375,7 +375,7 @@ func TestRenewalsThatFallDueTogetherAreOneStep(t *testing.T) {
 		if n := took["evalsha"]; n < c.nodes || n > 2*c.nodes {
 			c.Errorf("renewing took %v, want a step of each of %d nodes", took, c.nodes)
 		}
-		if after := c.rdb.PTTL(c.Context(), c.keys[0].B).Val(); after <= before {
+		if after := c.rdb.PTTL(c.Context(), c.keys[0].B()).Val(); after <= before {
 			c.Errorf("a renewed lease lives for %v, before for %v", after, before)
 		}
 	})

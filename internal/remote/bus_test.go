@@ -91,7 +91,7 @@ func TestChangesAndWakeUpsArriveWithAnyKey(t *testing.T) {
 				must(t, err)
 				h.expect(t, fmt.Sprintf("invalidated %q", Invalidation{Instance: "here", ID: c.ID, Op: op, Cache: "c", Key: key}))
 			}
-			must(t, rdb.Del(t.Context(), keys.V, keys.B).Err())
+			must(t, rdb.Del(t.Context(), keys.V, keys.B()).Err())
 			claim := acquired(t, s, keys, "a")
 			_, err := s.Acquire(t.Context(), keys, Acquire{Owner: "b", TTL: life, Wait: true})
 			must(t, err)

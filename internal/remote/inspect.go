@@ -32,7 +32,7 @@ func (s *Store) Inspect(ctx context.Context, cache, key string) (Inspection, err
 	keys := s.Keys(cache, key)
 	in, err := retried(ctx, s.route(ctx, keys.V), ordinary, func(ctx context.Context) (Inspection, error) {
 		tx := s.rdb.TxPipeline()
-		entry, build := readRaw(ctx, tx, keys.V), readRaw(ctx, tx, keys.B)
+		entry, build := readRaw(ctx, tx, keys.V), readRaw(ctx, tx, keys.B())
 		_, _ = tx.Exec(ctx) // each reply has its own error, and one of them may be none
 		in := Inspection{Keys: keys}
 		var entryErr, buildErr error

@@ -41,7 +41,7 @@ func TestABuildKeyIsReadAsTheScriptsWriteIt(t *testing.T) {
 			"cooling": {finish(FinishNothing), Build{State: Cooling}},
 			"pass":    {finish(FinishPass), Build{State: Pass}},
 		} {
-			must(t, t.rdb.Del(t.Context(), keys.V, keys.B).Err())
+			must(t, t.rdb.Del(t.Context(), keys.V, keys.B()).Err())
 			must(t, step.do())
 			in, err := s.Inspect(t.Context(), "c", "k")
 			must(t, err)
@@ -88,11 +88,11 @@ func TestInspectTellsWhateverStandsAtTheKeys(t *testing.T) {
 		}
 		expect("nothing", Raw{}, Raw{})
 		must(t, t.rdb.Set(t.Context(), keys.V, "text", time.Hour).Err())
-		must(t, t.rdb.Set(t.Context(), keys.B, "", 0).Err())
+		must(t, t.rdb.Set(t.Context(), keys.B(), "", 0).Err())
 		expect("strings", Raw{"string", []byte("text"), time.Hour}, Raw{"string", nil, -1})
-		must(t, t.rdb.Del(t.Context(), keys.V, keys.B).Err())
+		must(t, t.rdb.Del(t.Context(), keys.V, keys.B()).Err())
 		must(t, t.rdb.LPush(t.Context(), keys.V, "x").Err())
-		must(t, t.rdb.HSet(t.Context(), keys.B, "f", "v").Err())
+		must(t, t.rdb.HSet(t.Context(), keys.B(), "f", "v").Err())
 		expect("other types", Raw{"list", nil, -1}, Raw{"hash", nil, -1})
 	})
 }

@@ -4,8 +4,17 @@ import "strings"
 
 // Keys are the two Redis keys of one cached key. They share a Cluster slot.
 type Keys struct {
-	V string // the entry
-	B string // the build key: lease, failure mark, cooling or pass
+	V    string // the entry
+	kind int    // where V says what kind of key it is; 0: it does not, and B is the same
+}
+
+// B is the build key: lease, failure mark, cooling or pass. It is made when it is asked
+// for: a hit needs none.
+func (k Keys) B() string {
+	if k.kind == 0 {
+		return k.V
+	}
+	return k.V[:k.kind] + "b" + k.V[k.kind+1:]
 }
 
 // Keys maps a user's key to its Redis keys. The mapping is injective over
@@ -14,8 +23,7 @@ type Keys struct {
 // hash tag and with '=' for one that brought its own.
 func (s *Store) Keys(cache, key string) Keys {
 	before, key, after := slotted(key)
-	both := s.namespace + ":v:" + cache + before + key + after + s.namespace + ":b:" + cache + before + key + after
-	return Keys{V: both[:len(both)/2], B: both[len(both)/2:]} // one allocation
+	return Keys{V: s.namespace + ":v:" + cache + before + key + after, kind: len(s.namespace) + 1}
 }
 
 // slotted writes the user's key, between two constants, so that Redis Cluster always
@@ -23,14 +31,25 @@ func (s *Store) Keys(cache, key string) Keys {
 // with the bytes that could end or start a tag escaped.
 func slotted(key string) (before, escaped, after string) {
 	switch {
-	case hasTag(key):
-		return ":=", key, ""
 	case key == "":
 		return ":{", "%", "}" // '%' never stands alone in an escaped key
-	case strings.ContainsAny(key, "%{}"):
-		key = escaper().Replace(key)
+	case plain(key):
+		return ":{", key, "}"
+	case hasTag(key):
+		return ":=", key, ""
 	}
-	return ":{", key, "}"
+	return ":{", escaper().Replace(key), "}"
+}
+
+// plain reports whether a key has no byte that would have to be escaped.
+func plain(key string) bool {
+	for i := range len(key) {
+		switch key[i] {
+		case '%', '{', '}':
+			return false
+		}
+	}
+	return true
 }
 
 func escaper() *strings.Replacer {

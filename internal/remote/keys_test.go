@@ -88,7 +88,7 @@ func slot(key string) uint16 {
 func checkKeys(t *testing.T, cache, key string) {
 	t.Helper()
 	keys := keyStore().Keys(cache, key)
-	for kind, redisKey := range map[string]string{"v": keys.V, "b": keys.B} {
+	for kind, redisKey := range map[string]string{"v": keys.V, "b": keys.B()} {
 		if k, c, u := origin(t, redisKey); k != kind || c != cache || u != key {
 			t.Errorf("%q in %q became %q, which reads back as kind %q, cache %q, key %q", key, cache, redisKey, k, c, u)
 		}
@@ -100,7 +100,7 @@ func checkKeys(t *testing.T, cache, key string) {
 			t.Errorf("%q became %q with the tag %q, want its own %q", key, redisKey, hashed, own)
 		}
 	}
-	if v, b := slot(keys.V), slot(keys.B); v != b {
+	if v, b := slot(keys.V), slot(keys.B()); v != b {
 		t.Errorf("%q: V is in slot %d, B in %d", key, v, b)
 	}
 }
@@ -126,7 +126,7 @@ func TestNoTwoKeysShareARedisKey(t *testing.T) {
 	for _, cache := range []string{"c", "b", "v"} {
 		for _, key := range hostileKeys() {
 			keys := keyStore().Keys(cache, key)
-			for _, redisKey := range []string{keys.V, keys.B} {
+			for _, redisKey := range []string{keys.V, keys.B()} {
 				if other, ok := taken[redisKey]; ok {
 					t.Errorf("%q is the key of %q in %q and of %s", redisKey, key, cache, other)
 				}
@@ -159,8 +159,8 @@ func FuzzKeys(f *testing.F) {
 		checkKeys(t, cacheA, keyA)
 		checkKeys(t, cacheB, keyB)
 		a, b := keyStore().Keys(cacheA, keyA), keyStore().Keys(cacheB, keyB)
-		if same := cacheA == cacheB && keyA == keyB; (a.V == b.V) != same || (a.B == b.B) != same || a.V == b.B || a.B == b.V {
-			t.Errorf("%q in %q and %q in %q became %q and %q", keyA, cacheA, keyB, cacheB, a, b)
+		if same := cacheA == cacheB && keyA == keyB; (a.V == b.V) != same || (a.B() == b.B()) != same || a.V == b.B() || a.B() == b.V {
+			t.Errorf("%q in %q and %q in %q became %q and %q", keyA, cacheA, keyB, cacheB, a.V, b.V)
 		}
 	})
 }

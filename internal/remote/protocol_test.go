@@ -244,22 +244,22 @@ func (s *scene) vandalise() (string, error) {
 	what := pick(s.rng, "B of another type", "B of no form", "B for ever", "a lease for ever", "V of another type", "V too short")
 	switch what {
 	case "B of another type":
-		err = list(s.keys.B, end)
+		err = list(s.keys.B(), end)
 		s.rules.b = build{kind: 't', until: end}
 		s.promises.forget()
 	case "B of no form":
 		text := pick(s.rng, "", "L", "L 1 x y z", "F 1", "hello", "L 2 1 1 ab", "L 1 1 1 ", "C 1", "\x00")
-		err = rdb.Set(s.tb.Context(), s.keys.B, text, ttl).Err()
+		err = rdb.Set(s.tb.Context(), s.keys.B(), text, ttl).Err()
 		s.rules.b = build{kind: 'x', foreign: text, until: soon}
 		s.promises.forget()
 	case "B for ever":
 		text := pick(s.rng, "C 1 2", "P 1 2", "hello")
-		err = rdb.Set(s.tb.Context(), s.keys.B, text, 0).Err()
+		err = rdb.Set(s.tb.Context(), s.keys.B(), text, 0).Err()
 		s.rules.b = build{kind: 'x', foreign: text, until: never}
 		s.promises.forget()
 	case "a lease for ever":
 		if s.rules.b.kind == 'L' && s.rules.b.until.lo > s.known+20_000 {
-			err = rdb.Persist(s.tb.Context(), s.keys.B).Err()
+			err = rdb.Persist(s.tb.Context(), s.keys.B()).Err()
 			s.rules.b.until = never
 			s.promises.anyTime()
 		}
@@ -275,7 +275,7 @@ func (s *scene) vandalise() (string, error) {
 
 // send runs a script and compares what it answers, leaves and tells with the rules.
 func (s *scene) send(q request) (string, error) {
-	keys := []string{s.keys.V, s.keys.B}
+	keys := []string{s.keys.V, s.keys.B()}
 	if q.script == "renew" {
 		keys = keys[1:]
 	}
@@ -424,8 +424,8 @@ type sight struct {
 func (s *scene) read() (sight, error) {
 	p := s.store.rdb.Pipeline()
 	from := p.Time(s.tb.Context())
-	x := sight{v: p.Get(s.tb.Context(), s.keys.V), b: p.Get(s.tb.Context(), s.keys.B)}
-	vEnd, bEnd := p.Do(s.tb.Context(), "PEXPIRETIME", s.keys.V), p.Do(s.tb.Context(), "PEXPIRETIME", s.keys.B)
+	x := sight{v: p.Get(s.tb.Context(), s.keys.V), b: p.Get(s.tb.Context(), s.keys.B())}
+	vEnd, bEnd := p.Do(s.tb.Context(), "PEXPIRETIME", s.keys.V), p.Do(s.tb.Context(), "PEXPIRETIME", s.keys.B())
 	to := p.Time(s.tb.Context())
 	_, _ = p.Exec(s.tb.Context()) // each reply is looked at
 	x.from, x.to = from.Val().UnixMicro(), to.Val().UnixMicro()

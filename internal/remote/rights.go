@@ -143,7 +143,7 @@ func (s *Store) CheckRights(ctx context.Context) error {
 // tags, too, if it is tagged. Errors are as those of CheckRights.
 func (s *Store) CheckKeys(ctx context.Context, cache string, tagged bool) error { //nolint:revive // tagged is a property of the cache, not a way to work
 	v := s.Keys(cache, "").V
-	names := []string{v, s.Keys(cache, "").B, s.probeKey(v), s.generationKey(cache)}
+	names := []string{v, s.Keys(cache, "").B(), s.probeKey(v), s.generationKey(cache)}
 	patterns := []string{s.pattern("v", cache), s.pattern("b", cache), s.pattern("p", cache), s.generationKey(cache)}
 	if tagged {
 		sequence := s.tagKeys(cache, nil)[0]

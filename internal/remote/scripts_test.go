@@ -51,7 +51,7 @@ func acquired(tb testing.TB, s *Store, keys Keys, owner string) lock.Claim {
 	if f.State != Granted || f.Nonce == 0 {
 		tb.Fatalf("acquire found %+v, want a grant", f)
 	}
-	return lock.Claim{Name: keys.B, Owner: owner, Token: f.Nonce}
+	return lock.Claim{Name: keys.B(), Owner: owner, Token: f.Nonce}
 }
 
 func commitUnder(claim lock.Claim, entry []byte) Commit {
@@ -79,7 +79,7 @@ func standing(tb testing.TB, rdb redis.Cmdable, key string) string {
 // kindOf is the first word of a build key.
 func kindOf(tb testing.TB, rdb redis.Cmdable, keys Keys) string {
 	tb.Helper()
-	kind, _, _ := strings.Cut(standing(tb, rdb, keys.B), " ")
+	kind, _, _ := strings.Cut(standing(tb, rdb, keys.B()), " ")
 	return kind
 }
 
@@ -89,7 +89,7 @@ func TestANonceRisesOverAClockThatWasSetBack(t *testing.T) {
 		s := newStore(t.rdb)
 		keys := s.Keys("c", "k")
 		last := uint64(t.rdb.Time(t.Context()).Val().Add(time.Hour).UnixMicro())
-		must(t, t.rdb.Set(t.Context(), keys.B, fmt.Sprintf("F %d 1 1 error", last), life).Err())
+		must(t, t.rdb.Set(t.Context(), keys.B(), fmt.Sprintf("F %d 1 1 error", last), life).Err())
 		if claim := acquired(t, s, keys, "a"); claim.Token != last+1 {
 			t.Errorf("the nonce is %d, want one more than the last, %d", claim.Token, last)
 		}
@@ -109,7 +109,7 @@ func TestStoringWritesTheServersTimeIntoTheEntryAndNothingElse(t *testing.T) {
 			"set": func() (Stored, error) { return s.Change(t.Context(), keys, setChange(want)) },
 		}
 		for name, store := range stores {
-			must(t, rdb.Del(t.Context(), keys.V, keys.B).Err())
+			must(t, rdb.Del(t.Context(), keys.V, keys.B()).Err())
 			from := rdb.Time(t.Context()).Val().UnixMilli()
 			stored, err := store()
 			must(t, err)
@@ -182,21 +182,21 @@ func TestABuildKeyOfAWrongFormIsReplaced(t *testing.T) {
 		for _, how := range []string{"a list", "a list with an end", "no end", "empty", "text", "a lease without an owner", "bytes"} {
 			keys := s.Keys("c", how)
 			for _, op := range []Op{OpDelete, OpExpire, OpSet} {
-				spoil(t, rdb, keys.B, how)
+				spoil(t, rdb, keys.B(), how)
 				c := setChange(anEntry("version1"))
 				c.Op = op
 				if stored, err := s.Change(t.Context(), keys, c); stored != Done || err != nil {
 					t.Errorf("%s, %s: %v, %v", how, op, stored, err)
 				}
 			}
-			spoil(t, rdb, keys.B, how)
+			spoil(t, rdb, keys.B(), how)
 			if stored, err := s.Commit(t.Context(), keys, commitUnder(lock.Claim{Owner: "a", Token: 1}, anEntry("another"))); stored != Refused || err != nil {
 				t.Errorf("%s, commit: %v, %v, want a refusal", how, stored, err)
 			}
 			if held, err := s.Finish(t.Context(), keys, finishUnder(lock.Claim{Owner: "a", Token: 1}, FinishFailed)); held || err != nil {
 				t.Errorf("%s, finish: %v, %v, want false", how, held, err)
 			}
-			if err := s.Leases().Renew(t.Context(), lock.Claim{Name: keys.B, Owner: "a", Token: 1}, life); !errors.Is(err, lock.ErrNotHeld) {
+			if err := s.Leases().Renew(t.Context(), lock.Claim{Name: keys.B(), Owner: "a", Token: 1}, life); !errors.Is(err, lock.ErrNotHeld) {
 				t.Errorf("%s, renew: %v, want ErrNotHeld", how, err)
 			}
 			must(t, rdb.Del(t.Context(), keys.V).Err())
@@ -339,7 +339,7 @@ func TestALeaseEndsAlsoWithoutMemory(t *testing.T) {
 		fill(true)
 		must(t, s.Leases().Renew(t.Context(), claim, life))
 		if err := e.end(keys, claim); err != nil || kindOf(t, rdb, keys) != e.want {
-			t.Errorf("%s: %v, leaves %q, want %s", name, err, standing(t, rdb, keys.B), e.want)
+			t.Errorf("%s: %v, leaves %q, want %s", name, err, standing(t, rdb, keys.B()), e.want)
 		}
 	}
 }
@@ -379,8 +379,8 @@ func TestAnAcquireWithoutMemoryGrantsNothing(t *testing.T) {
 	keys := s.Keys("c", "k")
 	fill(true)
 	f, err := s.Acquire(t.Context(), keys, Acquire{Owner: "a", TTL: life})
-	if err == nil || f.State == Granted || standing(t, rdb, keys.B) != "" {
-		t.Errorf("acquire: %+v, %v, leaves %q, want an error and nothing", f, err, standing(t, rdb, keys.B))
+	if err == nil || f.State == Granted || standing(t, rdb, keys.B()) != "" {
+		t.Errorf("acquire: %+v, %v, leaves %q, want an error and nothing", f, err, standing(t, rdb, keys.B()))
 	}
 }
 
@@ -389,7 +389,7 @@ func TestALifetimeThatIsNotPositiveIsNeverSent(t *testing.T) {
 		rdb := t.rdb
 		s := newStore(rdb)
 		keys := s.Keys("c", "k")
-		claim := lock.Claim{Name: keys.B, Owner: "a", Token: 1}
+		claim := lock.Claim{Name: keys.B(), Owner: "a", Token: 1}
 		for _, d := range []time.Duration{0, -1, -time.Millisecond, -time.Hour} {
 			calls := map[string]func(){
 				"acquire": func() { _, _ = s.Acquire(t.Context(), keys, Acquire{Owner: "a", TTL: d}) },

@@ -255,7 +255,7 @@ func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error
 func (s *Store) acquireCall(keys Keys, a Acquire) scriptCall[Found] {
 	ttl := millis(a.TTL)
 	return scriptCall[Found]{
-		store: s, script: s.acquire, keys: keys, names: []string{keys.V, keys.B},
+		store: s, script: s.acquire, keys: keys, names: []string{keys.V, keys.B()},
 		args: func(notAfter string) []any {
 			return []any{a.Owner, ttl, a.Seen, notAfter, a.Wait, string(a.Outer)}
 		},
@@ -316,7 +316,7 @@ func (s *Store) Commit(ctx context.Context, keys Keys, c Commit) (Stored, error)
 func (s *Store) commitCall(keys Keys, c Commit) scriptCall[Stored] {
 	px, interval, pass := millis(c.PX), millis(c.Interval), millis(c.Pass)
 	return scriptCall[Stored]{
-		store: s, script: s.commit, keys: keys, names: []string{keys.V, keys.B},
+		store: s, script: s.commit, keys: keys, names: []string{keys.V, keys.B()},
 		args: func(string) []any {
 			return []any{c.Claim.Owner, nonce(c.Claim), c.Entry, px, interval, pass, s.channel, wakeUp(c.Cache, c.Key)}
 		},
@@ -366,7 +366,7 @@ func (s *Store) finishCall(keys Keys, f Finish) scriptCall[bool] {
 		message = invalidation(s.instance, Change{ID: f.Claim.Owner, Op: OpDelete, Cache: f.Cache, Key: f.Key})
 	}
 	return scriptCall[bool]{
-		store: s, script: s.finish, keys: keys, names: []string{keys.V, keys.B},
+		store: s, script: s.finish, keys: keys, names: []string{keys.V, keys.B()},
 		args: func(string) []any {
 			return []any{f.Claim.Owner, nonce(f.Claim), string(f.State), ms, code, f.Drop, interval, s.channel, message}
 		},
@@ -400,7 +400,7 @@ type Change struct {
 // with an error that matches ErrNotReplicated if too few replicas have it.
 func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error) {
 	px, interval := "0", millis(c.Interval)
-	q := scriptCall[Stored]{store: s, script: s.change, change: true, keys: keys, names: []string{keys.V, keys.B}, read: timed(readStored)}
+	q := scriptCall[Stored]{store: s, script: s.change, change: true, keys: keys, names: []string{keys.V, keys.B()}, read: timed(readStored)}
 	apply := retried[Stored]
 	if c.Op == OpSet {
 		px, q.how, apply = millis(c.PX), once, guarded[Stored]
@@ -574,7 +574,7 @@ func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) erro
 func (s *Store) renewCall(c lock.Claim, ttl time.Duration) scriptCall[struct{}] {
 	ms := millis(ttl)
 	return scriptCall[struct{}]{
-		store: s, script: s.renew, keys: Keys{V: c.Name, B: c.Name}, names: []string{c.Name},
+		store: s, script: s.renew, keys: Keys{V: c.Name}, names: []string{c.Name},
 		args: func(string) []any { return []any{c.Owner, nonce(c), ms} },
 		read: func(v any, _ *clock, _ time.Duration) (struct{}, error) {
 			if v != int64(1) {

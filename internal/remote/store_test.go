@@ -65,7 +65,7 @@ func TestAGrantWhoseReplyWasLostIsKnownAsOurs(t *testing.T) {
 		if n := sent.Load(); n != 2 {
 			t.Errorf("acquire was sent %d times, want twice", n)
 		}
-		if b, want := standing(t, direct, keys.B), "L 0 "+nonce(claim)+" 0 a"; b != want {
+		if b, want := standing(t, direct, keys.B()), "L 0 "+nonce(claim)+" 0 a"; b != want {
 			t.Errorf("the lease is %q, want %q", b, want)
 		}
 		stored, err := s.Commit(t.Context(), keys, commitUnder(claim, anEntry("version1")))
@@ -84,7 +84,7 @@ func TestACommitWhoseReplyWasLostIsDone(t *testing.T) {
 		proxy.SwallowReplies(isScript(), 1)
 		stored, err := s.Commit(t.Context(), keys, commitUnder(claim, anEntry("version1")))
 		if stored != Done || err != nil || kindOf(t, direct, keys) != "C" || versionOf(standing(t, direct, keys.V)) != "version1" {
-			t.Errorf("commit: %v, %v, leaves %q and %q", stored, err, standing(t, direct, keys.B), standing(t, direct, keys.V))
+			t.Errorf("commit: %v, %v, leaves %q and %q", stored, err, standing(t, direct, keys.B()), standing(t, direct, keys.V))
 		}
 	})
 }
@@ -98,7 +98,7 @@ func TestAFailureWhoseReplyWasLostCountsOnce(t *testing.T) {
 		proxy.SwallowReplies(isScript(), 1)
 		_, err := s.Finish(t.Context(), keys, finishUnder(claim, FinishFailed))
 		must(t, err)
-		if b, want := standing(t, direct, keys.B), "F "+nonce(claim)+" 1 "; !strings.HasPrefix(b, want) {
+		if b, want := standing(t, direct, keys.B()), "F "+nonce(claim)+" 1 "; !strings.HasPrefix(b, want) {
 			t.Errorf("finish leaves %q, want %q…", b, want)
 		}
 	})
@@ -158,13 +158,13 @@ func TestEveryStepMayArriveTwice(t *testing.T) {
 		if stored, err := s.Commit(t.Context(), keys, commitUnder(claim, anEntry("version1"))); stored != Done || err != nil {
 			t.Errorf("commit: %v, %v, want Done", stored, err)
 		}
-		must(t, direct.Del(t.Context(), keys.V, keys.B).Err())
+		must(t, direct.Del(t.Context(), keys.V, keys.B()).Err())
 		claim = acquired(t, s, keys, "b")
 		if held, err := s.Finish(t.Context(), keys, finishUnder(claim, FinishPass)); !held || err != nil {
 			t.Errorf("finish: %v, %v, want true", held, err)
 		}
 		if stored, err := s.Change(t.Context(), keys, change(OpDelete)); stored != Done || err != nil || kindOf(t, direct, keys) != "P" {
-			t.Errorf("delete: %v, %v, leaves %q", stored, err, standing(t, direct, keys.B))
+			t.Errorf("delete: %v, %v, leaves %q", stored, err, standing(t, direct, keys.B()))
 		}
 	})
 }
@@ -193,7 +193,7 @@ func TestACopyThatArrivesAfterItsTimeDoesNothing(t *testing.T) {
 		release := proxy.HoldRequests(isScript(), 1)
 		call(keys)
 		// Since then the key was rebuilt by somebody, or deleted and forgotten.
-		must(t, direct.Del(t.Context(), keys.B).Err())
+		must(t, direct.Del(t.Context(), keys.B()).Err())
 		if name == "delete" {
 			must(t, direct.Set(t.Context(), keys.V, anEntry("version2"), life).Err())
 		}
@@ -201,7 +201,7 @@ func TestACopyThatArrivesAfterItsTimeDoesNothing(t *testing.T) {
 		testutil.Eventually(t, time.Minute, func() bool { return direct.Time(t.Context()).Val().After(gone) }, "the late copy's time is over")
 		release()
 		testutil.Eventually(t, time.Minute, func() bool { return server.CommandStats()["evalsha"] == ran+2 }, "the late copy has arrived")
-		if b := standing(t, direct, keys.B); b != "" {
+		if b := standing(t, direct, keys.B()); b != "" {
 			t.Errorf("a late %s leaves the build key %q", name, b)
 		}
 		if v := versionOf(standing(t, direct, keys.V)); name == "delete" && v != "version2" {
@@ -238,7 +238,7 @@ func TestEveryStepWorksAfterTheScriptsWereFlushed(t *testing.T) {
 				t.Errorf("%s: %v, %v", op, stored, err)
 			}
 		}
-		must(t, rdb.Del(t.Context(), keys.V, keys.B).Err())
+		must(t, rdb.Del(t.Context(), keys.V, keys.B()).Err())
 		flush()
 		claim = acquired(t, s, keys, "b")
 		flush()
@@ -253,7 +253,7 @@ func calls(s *Store, keys Keys) map[string]struct {
 	tries int
 	call  func(ctx context.Context) error
 } {
-	claim := lock.Claim{Name: keys.B, Owner: "a", Token: 1}
+	claim := lock.Claim{Name: keys.B(), Owner: "a", Token: 1}
 	type tried = struct {
 		tries int
 		call  func(ctx context.Context) error
