@@ -20,7 +20,8 @@ type Flight[K comparable, S, V any] struct {
 	ctx     context.Context         //nolint:containedctx // see above; protected by group.mu
 	cancel  context.CancelCauseFunc // protected by group.mu
 
-	next     *Flight[K, S, V] // the next older flight of this key; protected by group.mu
+	older    *Flight[K, S, V] // the next older flight of this key; protected by group.mu
+	newer    *Flight[K, S, V] // the other way; protected by group.mu
 	detached bool             // protected by group.mu
 
 	// value and err are written by the flight's own goroutine before it sets

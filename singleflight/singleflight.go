@@ -20,10 +20,10 @@ import (
 // The zero Group is ready for use. It must not be copied after first use. All
 // its methods may be called concurrently, also from inside a running flight.
 type Group[K comparable, S, V any] struct {
-	mu sync.Mutex // protects what follows, and next and detached of every flight
+	mu sync.Mutex // protects what follows, and older, newer and detached of every flight
 
 	// flights holds the newest running flight of each key; the older ones hang
-	// behind it by next. A flight is only ever started when the newest one is
+	// behind it by older. A flight is only ever started when the newest one is
 	// detached, so all but the newest are: at most the newest can be joined.
 	flights map[K]*Flight[K, S, V]
 
@@ -66,7 +66,9 @@ func (g *Group[K, S, V]) Open(ctx context.Context, key K) (f *Flight[K, S, V], j
 		return newest, true
 	}
 	f = newFlight(ctx, g, key)
-	f.next = newest
+	if newest != nil {
+		f.older, newest.newer = newest, f
+	}
 	if g.flights == nil {
 		g.flights = make(map[K]*Flight[K, S, V])
 	}
@@ -164,26 +166,23 @@ func (g *Group[K, S, V]) finish(f *Flight[K, S, V]) {
 
 // unlink takes f, and only f, out of its key's chain. The caller holds g.mu.
 func (g *Group[K, S, V]) unlink(f *Flight[K, S, V]) {
-	newest := g.flights[f.key]
 	switch {
-	case newest != f:
-		for newer := newest; newer != nil; newer = newer.next {
-			if newer.next == f {
-				newer.next = f.next
-				break
-			}
-		}
-	case f.next != nil:
-		g.flights[f.key] = f.next
+	case f.newer != nil:
+		f.newer.older = f.older
+	case f.older != nil:
+		g.flights[f.key] = f.older
 	default:
 		delete(g.flights, f.key)
 	}
-	f.next = nil // a caller may keep f for long: it must not keep the others alive
+	if f.older != nil {
+		f.older.newer = f.newer
+	}
+	f.older, f.newer = nil, nil // a caller may keep f for long: it must not keep the others alive
 }
 
 // appendChain appends newest and everything behind it. The caller holds g.mu.
 func appendChain[K comparable, S, V any](to []*Flight[K, S, V], newest *Flight[K, S, V]) []*Flight[K, S, V] {
-	for f := newest; f != nil; f = f.next {
+	for f := newest; f != nil; f = f.older {
 		to = append(to, f)
 	}
 	return to

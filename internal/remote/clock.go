@@ -65,7 +65,10 @@ func (c *clock) slack() time.Duration {
 
 // CountFrom sets when the monotonic time of the store was 0, so that its durations are
 // those of others. start must have a monotonic reading. Call it before the first command.
-func (s *Store) CountFrom(start time.Time) { s.start = start }
+func (s *Store) CountFrom(start time.Time) {
+	s.start = start
+	s.forgetClocks()
+}
 
 // SetWall sets the wall clock, for tests. Call it before Listen.
 func (s *Store) SetWall(now func() time.Time) { s.wall = now }

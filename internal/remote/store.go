@@ -55,8 +55,10 @@ type Store struct {
 	kick    chan struct{}    // gets a token when the next heartbeat is to come now
 	health  func(down error) // told of each that opens and closes
 
+	clock atomic.Pointer[clock] // of the one server, or a Cluster of which nothing is known yet
+
 	mu      sync.Mutex          // protects the fields below
-	clocks  map[string]*clock   // by the address of a Cluster's master, "" elsewhere
+	clocks  map[string]*clock   // by the address of a Cluster's master
 	masters map[string]*breaker // by address, of a Cluster
 }
 
@@ -90,6 +92,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		rights:     newScript("rights", rightsSource),
 	}
 	s.stop = sync.OnceFunc(func() { close(s.quit) })
+	s.clock.Store(&clock{start: s.start})
 	s.server.store, s.server.wake = s, make(chan struct{}, 1)
 	s.server.reads.server = &s.server
 	return s
@@ -437,10 +440,11 @@ func readStored(r *reply, _ time.Time) Stored {
 // clockOf is the clock of the server that has the keys: each master of a Cluster has
 // its own, and their times differ.
 func (s *Store) clockOf(ctx context.Context, keys Keys) *clock {
-	node := ""
-	if master := s.masterOf(ctx, keys); master != nil {
-		node = master.Options().Addr
+	master := s.masterOf(ctx, keys)
+	if master == nil {
+		return s.clock.Load()
 	}
+	node := master.Options().Addr
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.clocks[node]
@@ -469,6 +473,7 @@ func (s *Store) forgetClocks() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.clocks)
+	s.clock.Store(&clock{start: s.start})
 }
 
 // ServerNow is the time since the epoch of the server that has the keys. It asks the
