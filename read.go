@@ -372,7 +372,12 @@ func (c *Cache[V]) read(ctx context.Context, f *flight[V], keys remote.Keys, p *
 	if _, err := c.current(ctx); err != nil {
 		return found[V]{}, err
 	}
-	t := f.State.depart(func() ticket { return c.ticket(f.Key()) })
+	t := f.State.depart(func() ticket {
+		if !c.tiered { // nothing that is read is kept
+			return ticket{generation: c.generation.n.Load()}
+		}
+		return c.ticket(f.Key())
+	})
 	// After the ticket: a change that is not there yet moves the epoch past it.
 	if c.gate.journal.holds(c.name, f.Key()) {
 		return found[V]{}, ErrJournaled
