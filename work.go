@@ -13,10 +13,10 @@ type work struct {
 	mu     sync.Mutex    // protects the fields below
 	idle   bool          // no request is out, no loader runs, and no value is held
 	behind bool          // a change has come since the last request was sent
-	woken  chan struct{} // holds one wake-up; made by the first who needs it
-	revoke func()        // cancels the loader; set while it runs
 	stands bool          // changes do not cancel the loader
 	lent   bool          // a caller that holds a load slot waits for this flight
+	woken  chan struct{} // holds one wake-up; made by the first who needs it
+	revoke func()        // cancels the loader; set while it runs
 	onLent func()        // ends the wait for a slot; set while there is one
 }
 

@@ -14,26 +14,27 @@ type Flight[K comparable, S, V any] struct {
 	key   K
 
 	// The flight is the one owner of this context: it must outlive the call that
-	// started the flight, and Cancel must reach it from any goroutine. It is made from
-	// starter when it is first asked for: work that is soon done does without.
-	starter context.Context         //nolint:containedctx // see above
-	ctx     context.Context         //nolint:containedctx // see above; protected by group.mu
-	cancel  context.CancelCauseFunc // protected by group.mu
+	// started the flight, and Cancel must reach it from any goroutine. It is made from that
+	// call's when it is first asked for: work that is soon done does without. While cancel
+	// is nil, ctx is the call's.
+	ctx    context.Context         //nolint:containedctx // see above; protected by group.mu
+	cancel context.CancelCauseFunc // protected by group.mu
 
-	older    *Flight[K, S, V] // the next older flight of this key; protected by group.mu
-	newer    *Flight[K, S, V] // the other way; protected by group.mu
-	detached bool             // protected by group.mu
+	older *Flight[K, S, V] // the next older flight of this key; protected by group.mu
+	newer *Flight[K, S, V] // the other way; protected by group.mu
 
 	// value and err are written by the flight's own goroutine before it sets
 	// finished, and read only after that.
-	value    V
-	err      error
-	finished bool          // protected by group.mu
+	value V
+	err   error
+
 	done     chan struct{} // nil while nobody has asked for it; protected by group.mu
+	finished bool          // protected by group.mu
+	detached bool          // protected by group.mu
 }
 
 func newFlight[K comparable, S, V any](ctx context.Context, g *Group[K, S, V], key K) *Flight[K, S, V] {
-	return &Flight[K, S, V]{group: g, key: key, starter: ctx}
+	return &Flight[K, S, V]{group: g, key: key, ctx: ctx}
 }
 
 // Key returns the key the flight was started for.
@@ -50,8 +51,8 @@ func (f *Flight[K, S, V]) Context() context.Context {
 func (f *Flight[K, S, V]) cancellable() (context.Context, context.CancelCauseFunc) {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
-	if f.ctx == nil {
-		f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(f.starter))
+	if f.cancel == nil {
+		f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(f.ctx))
 	}
 	return f.ctx, f.cancel
 }
