@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/herdgate/herdgate/internal/testutil"
@@ -57,6 +58,27 @@ func TestServerNowAsksOnlyIfNoReplyToldTheTime(t *testing.T) {
 		asked(1)
 		s.forgetClocks()
 		asked(1)
+	})
+}
+
+func TestServerTimeIsOfItsMomentHoweverLongTheServerTakesToTellIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, client := testutil.NewBubbleRedis(t)
+		s := newStore(client())
+		s.CountFrom(time.Now().Add(-time.Hour))
+		must(t, s.rdb.Ping(t.Context()).Err()) // connects
+		at, want := time.Hour, time.Duration(time.Now().UnixNano())
+		m.Server().SetPreHook(func(*server.Peer, string, ...string) bool {
+			time.Sleep(s.timeout / 4)
+			return false
+		})
+		for _, how := range []string{"asked for", "known"} {
+			got, err := s.ServerTime(t.Context(), Keys{}, at)
+			must(t, err)
+			if off := (got - want).Abs(); off > s.timeout/8 { // half a round trip
+				t.Errorf("%s: it is off by %v", how, off)
+			}
+		}
 	})
 }
 

@@ -494,6 +494,25 @@ func TestASlowAnswerCostsTrust(t *testing.T) {
 	})
 }
 
+func TestAnAnswerThatComesAfterTheTimeoutIsNone(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, g *gets, _, _ func()) {
+		m := &moody{}
+		s.rdb.AddHook(m)
+		m.be(func(context.Context, redis.Cmder) error { // an answer, by a hook that heeds no deadline
+			time.Sleep(2 * s.timeout)
+			return nil
+		})
+		if err := ask(t.Context(), s, 0); !errors.Is(err, ErrNoAnswer) {
+			t.Errorf("got %v", err)
+		}
+		if g.along.Load() != 1 || s.server.hung.Load() != 0 {
+			t.Errorf("%d callers went along, want 1; %d reads hang", g.along.Load(), s.server.hung.Load())
+		}
+		m.beWell()
+		must(t, ask(t.Context(), s, 0))
+	})
+}
+
 func TestAReadWhoseHookPanicsHasNoAnswer(t *testing.T) {
 	trustedReads(t, func(t *testing.T, s *Store, g *gets, _, _ func()) {
 		m := &moody{}
