@@ -231,7 +231,7 @@ func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallP
 func (rs *reads) ride(ctx context.Context, l *lane, key string, now time.Duration) (v []byte, end time.Duration, err error) {
 	store := rs.server.store
 	err = singleflight.ErrGoexit // if a hook calls it
-	defer func() {               //nolint:contextcheck // see send
+	defer func() {
 		end = store.mono()
 		if rs.next(l, end, err) {
 			rs.start(l)
@@ -240,7 +240,7 @@ func (rs *reads) ride(ctx context.Context, l *lane, key string, now time.Duratio
 		}
 	}()
 	until := store.start.Add(now + store.timeout)
-	within := ctx
+	within := ctx //nolint:contextcheck // see lent
 	if sooner, ok := ctx.Deadline(); !ok || until.Before(sooner) {
 		within = limited{lent{l, ctx}, until}
 	}
