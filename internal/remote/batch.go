@@ -141,7 +141,7 @@ func sendMany[T any](ctx context.Context, s *Store, u urgency, calls []scriptCal
 
 // tryMany is one try of calls that go to one node.
 func tryMany[T any](ctx context.Context, s *Store, u urgency, calls []scriptCall[T]) ([]Answer[T], error) {
-	return guarded(ctx, s.route(ctx, calls[0].keys.V), u, func(ctx context.Context) ([]Answer[T], error) {
+	return guarded(ctx, s.route(ctx, calls[0].keys.V).scripts(), u, func(ctx context.Context) ([]Answer[T], error) {
 		clock := s.clockOf(ctx, calls[0].keys)
 		sent, notAfter := clock.mono(), s.notAfter(clock)
 		cmds := make([]*redis.Cmd, len(calls))

@@ -46,6 +46,11 @@ const (
 // a row, over a part of the timeout at least, open the breaker. From the first of them
 // on a probe is under way, so that a server that is well is known to be before that.
 //
+// A server can answer reads and no writes: during CLIENT PAUSE WRITE, as failovers send it.
+// So a script without an answer is a failure also if reads were answered meanwhile, and
+// their answers do not end the row. Only then its connection alone may have stalled: the
+// breaker waits until the probe has had the time of a command, too.
+//
 // What closes an open breaker is the answer to a probe alone, which is a write: a
 // master that has become a replica still answers reads.
 type breaker struct {
@@ -55,6 +60,7 @@ type breaker struct {
 
 	down      atomic.Pointer[error] // why, as callers get it; nil while commands go there
 	heard     atomic.Int64          // when an answer came last, monotonic, to heardEvery
+	obeyed    atomic.Int64          // likewise, the answer to a script
 	suspected atomic.Bool           // failures > 0
 	absent    atomic.Bool           // it is down, and has accepted no connection when it was last asked
 	wake      chan struct{}         // a token makes the next probe come at once
@@ -62,6 +68,7 @@ type breaker struct {
 
 	mu       sync.Mutex    // protects the fields below
 	failures int           // in a row
+	deaf     bool          // one of them is a script's: only a write that is answered ends the row
 	since    time.Duration // when the first of them was sent
 	sample   string        // a key of the one that failed last: its server is to be probed
 	probing  bool
@@ -70,7 +77,14 @@ type breaker struct {
 // route is a breaker together with a key of its server.
 type route struct {
 	*breaker
-	key string
+	key    string
+	script bool // what goes there is one, which may write
+}
+
+// scripts is the route for scripts.
+func (r route) scripts() route {
+	r.script = true
+	return r
 }
 
 // urgency says which commands are sent to a server that is down.
@@ -124,19 +138,33 @@ func (r route) done(ctx context.Context, sent, now time.Duration, err error) {
 		if !r.store.routed.Load() {
 			r.store.routed.Store(true)
 		}
-		if now-time.Duration(r.heard.Load()) >= heardEvery {
-			r.heard.Store(int64(now))
+		note(&r.heard, now)
+		if r.script {
+			note(&r.obeyed, now)
 		}
 		if r.suspected.Load() {
 			r.clear()
 		}
 	case verdictRefusal:
-		r.failed(ctx, now, now, err)
+		r.failed(ctx, now, now, 0, err)
 	case verdictSilence:
-		if ctx.Err() == nil && now-sent <= r.store.timeout*3/2 && sent >= time.Duration(r.heard.Load()) {
-			r.failed(ctx, sent, now, err)
+		if ctx.Err() != nil || now-sent > r.store.timeout*3/2 {
+			return
+		}
+		switch {
+		case sent >= time.Duration(r.heard.Load()):
+			r.failed(ctx, sent, now, r.store.timeout/5, err)
+		case r.script && sent >= time.Duration(r.obeyed.Load()):
+			r.failed(ctx, sent, now, 2*r.store.timeout, err)
 		}
 	case verdictMoving:
+	}
+}
+
+// note takes down that an answer came.
+func note(last *atomic.Int64, now time.Duration) {
+	if now-time.Duration(last.Load()) >= heardEvery {
+		last.Store(int64(now))
 	}
 }
 
@@ -178,26 +206,33 @@ func judge(err error) verdict {
 }
 
 // clear forgets failures that were followed by an answer.
-func (b *breaker) clear() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.down.Load() == nil {
-		b.failures = 0
-		b.suspected.Store(false)
+func (r route) clear() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.down.Load() == nil && (r.script || !r.deaf) {
+		r.forget()
 	}
 }
 
-// failed counts a failure, opens the breaker if it is one too many, and has the server probed.
-func (r route) failed(ctx context.Context, sent, now time.Duration, err error) {
+// forget is called with mu held.
+func (b *breaker) forget() {
+	b.failures, b.deaf = 0, false
+	b.suspected.Store(false)
+}
+
+// failed counts a failure, opens the breaker if it is one too many in a row that has
+// lasted for so long, and has the server probed.
+func (r route) failed(ctx context.Context, sent, now, lasted time.Duration, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.failures == 0 {
 		r.since = sent
 	}
 	r.failures++
+	r.deaf = r.deaf || r.script
 	r.suspected.Store(true)
 	r.sample = r.key
-	if judge(err) == verdictRefusal || r.failures >= failuresToOpen && now-r.since >= r.store.timeout/5 {
+	if judge(err) == verdictRefusal || r.failures >= failuresToOpen && now-r.since >= lasted {
 		r.open(err)
 	}
 	if !r.probing && !r.store.ended() {
@@ -279,7 +314,7 @@ func poke(c chan<- struct{}) {
 // or another command.
 func (b *breaker) probed(ctx context.Context) bool {
 	b.mu.Lock()
-	r := route{b, b.sample}
+	r := route{breaker: b, key: b.sample}
 	b.mu.Unlock()
 	if !b.knock(ctx) {
 		return false
@@ -317,8 +352,8 @@ func (b *breaker) probed(ctx context.Context) bool {
 		poke(b.store.revived)
 		poke(b.store.kick)
 	}
-	b.failures, b.probing = 0, false
-	b.suspected.Store(false)
+	b.probing = false
+	b.forget()
 	return true
 }
 
@@ -400,16 +435,16 @@ func retried[T any](ctx context.Context, r route, u urgency, command func(contex
 func (s *Store) route(ctx context.Context, key string) route {
 	cluster, ok := s.rdb.(*redis.ClusterClient)
 	if !ok {
-		return route{&s.server, key}
+		return route{breaker: &s.server, key: key}
 	}
 	// Before the first answer of the Cluster its client does not know the masters, and
 	// would ask for them here, unbounded. Later it asks behind its callers.
 	if !s.routed.Load() {
-		return route{&s.server, key}
+		return route{breaker: &s.server, key: key}
 	}
 	master, err := cluster.MasterForKey(ctx, key)
 	if err != nil {
-		return route{&s.server, key}
+		return route{breaker: &s.server, key: key}
 	}
 	name := master.Options().Addr
 	s.mu.Lock()
@@ -420,7 +455,7 @@ func (s *Store) route(ctx context.Context, key string) route {
 		b.reads.server = b
 		s.masters[name] = b
 	}
-	return route{b, key}
+	return route{breaker: b, key: key}
 }
 
 // OnHealth sets who is told that a server is down, and why, and that it is back (nil).

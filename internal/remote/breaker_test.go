@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -253,6 +254,83 @@ func TestSomeStalledConnectionsAreNoServerThatIsDown(t *testing.T) {
 		synctest.Wait()
 		if t.server.count("del").Load() > 0 {
 			t.Error("the server is suspected though it answers others")
+		}
+	})
+}
+
+// As during CLIENT PAUSE WRITE: a probe is a write, too.
+func TestAServerThatAnswersReadsAloneIsDown(t *testing.T) {
+	moodily(t, func(t *tried) {
+		t.server.be(func(ctx context.Context, cmd redis.Cmder) error {
+			if cmd.Name() == "get" {
+				return redis.Nil
+			}
+			return silence(ctx, cmd)
+		})
+		var reads sync.WaitGroup
+		defer reads.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		reads.Go(func() {
+			for tick := time.NewTicker(2 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+				_ = t.get()
+			}
+		})
+		start := time.Now()
+		for !t.Out() && time.Since(start) < 10*t.timeout {
+			if _, err := t.Acquire(t.Context(), t.keys, Acquire{Owner: "a", TTL: life}); err == nil {
+				t.Error("a silent server grants a lease")
+			}
+		}
+		if took := time.Since(start); took > 4*t.timeout {
+			t.Errorf("found down after %v", took)
+		}
+		t.server.beWell()
+		start = time.Now()
+		for t.Out() {
+			time.Sleep(time.Millisecond)
+		}
+		if took := time.Since(start); took > time.Second+probeCap {
+			t.Errorf("found back after %v", took)
+		}
+	})
+}
+
+func TestSomeStalledScriptsAreNoServerThatIsDown(t *testing.T) {
+	for _, others := range []bool{false, true} {
+		t.Run(fmt.Sprintf("others are answered %v", others), func(t *testing.T) { stalledScripts(t, others) })
+	}
+}
+
+func stalledScripts(t *testing.T, others bool) {
+	t.Helper()
+	moodily(t, func(t *tried) {
+		stalled := t.Keys("c", "stalled")
+		t.server.be(func(ctx context.Context, cmd redis.Cmder) error {
+			if cmd.Name() == "eval" && cmd.Args()[3] == stalled.V {
+				return silence(ctx, cmd)
+			}
+			return redis.Nil
+		})
+		for range 3 {
+			var calls sync.WaitGroup
+			for range 5 {
+				calls.Go(func() { _, _ = t.Acquire(t.Context(), stalled, Acquire{Owner: "a", TTL: life}) })
+			}
+			for range 40 {
+				time.Sleep(t.timeout / 20)
+				must(t, t.get())
+				if others {
+					_, _ = t.Acquire(t.Context(), t.keys, Acquire{Owner: "b", TTL: life})
+				}
+			}
+			calls.Wait()
+		}
+		if n := t.server.count("del").Load(); others && n > 0 {
+			t.Errorf("probed %d times though it answers other scripts", n)
+		}
+		if down, _ := t.told(); down > 0 {
+			t.Errorf("found down %d times, though it answers reads and probes", down)
 		}
 	})
 }

@@ -37,7 +37,7 @@ func leapAhead() int64 { return 1 + rand.Int64N(maxLeap) }
 
 func (s *Store) runGeneration(ctx context.Context, cache, op, id string, known uint64) (uint64, error) {
 	message := "G " + s.instance + " " + id + " " + cache + " "
-	return retried(ctx, s.route(ctx, s.generationKey(cache)), ordinary, func(ctx context.Context) (uint64, error) {
+	return retried(ctx, s.route(ctx, s.generationKey(cache)).scripts(), ordinary, func(ctx context.Context) (uint64, error) {
 		run := s.run
 		if op == "clear" {
 			run = s.runChange
@@ -70,7 +70,7 @@ func (s *Store) beat(ctx context.Context, channel string, caches []string) []uin
 	if _, cluster := s.rdb.(*redis.ClusterClient); cluster {
 		read, _ = counted(ctx, &s.server, s.timeout, send)
 	} else {
-		read, _ = guarded(ctx, route{&s.server, ""}, urgent, send)
+		read, _ = guarded(ctx, route{breaker: &s.server}, urgent, send)
 	}
 	for i, get := range read {
 		switch err := get.Err(); {

@@ -133,7 +133,7 @@ var errNoMaster = errors.New("herdgate: the server is no master")
 func (s *Store) masterIDs(ctx context.Context) ([]string, error) {
 	cluster, ok := s.rdb.(*redis.ClusterClient)
 	if !ok {
-		return guarded(ctx, route{&s.server, ""}, urgent, func(ctx context.Context) ([]string, error) {
+		return guarded(ctx, route{breaker: &s.server}, urgent, func(ctx context.Context) ([]string, error) {
 			id, err := masterID(ctx, s.rdb)
 			return []string{id}, err
 		})

@@ -98,7 +98,7 @@ const nothing = "return 0"
 func (s *Store) CheckRights(ctx context.Context) error {
 	all := s.namespace + ":*"
 	var l lacking
-	_, err := guarded(ctx, route{&s.server, ""}, ordinary, func(ctx context.Context) (struct{}, error) {
+	_, err := guarded(ctx, route{breaker: &s.server}, ordinary, func(ctx context.Context) (struct{}, error) {
 		keys, err := s.keyOfEach(ctx)
 		if err != nil {
 			return struct{}{}, err

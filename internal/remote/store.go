@@ -102,7 +102,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 // (each script then travels whole once), so a failure is the caller's to judge. It is a
 // *[DeniedError] where the right to load scripts is missing.
 func (s *Store) Load(ctx context.Context) error {
-	_, err := guarded(ctx, route{&s.server, ""}, ordinary, func(ctx context.Context) (struct{}, error) {
+	_, err := guarded(ctx, route{breaker: &s.server}, ordinary, func(ctx context.Context) (struct{}, error) {
 		for _, sc := range []*script{s.acquire, s.renew, s.commit, s.finish, s.change, s.generation, s.tags, s.rights} {
 			if err := sc.load(ctx, s.rdb); err != nil {
 				return struct{}{}, err
@@ -247,7 +247,7 @@ type Found struct {
 // owner, so that a grant is recognised as ours.
 func (s *Store) Acquire(ctx context.Context, keys Keys, a Acquire) (Found, error) {
 	q := s.acquireCall(keys, a)
-	to := s.route(ctx, keys.V)
+	to := s.route(ctx, keys.V).scripts()
 	f, err := retried(ctx, to, ordinary, q.send)
 	if err == nil && f.State == Void { // it did nothing, and has told the server's time
 		f, err = retried(ctx, to, ordinary, q.send)
@@ -313,7 +313,7 @@ const (
 // Commit stores the entry if the lease is still exactly the one of the claim. It
 // may be sent twice: the entry's version tells that the first copy did it.
 func (s *Store) Commit(ctx context.Context, keys Keys, c Commit) (Stored, error) {
-	return retried(ctx, s.route(ctx, keys.V), urgent, s.commitCall(keys, c).send)
+	return retried(ctx, s.route(ctx, keys.V).scripts(), urgent, s.commitCall(keys, c).send)
 }
 
 func (s *Store) commitCall(keys Keys, c Commit) scriptCall[Stored] {
@@ -352,7 +352,7 @@ type Finish struct {
 // Finish lets the lease of the claim go; false means that it was not held any more,
 // or that a first copy whose reply was lost did it.
 func (s *Store) Finish(ctx context.Context, keys Keys, f Finish) (bool, error) {
-	return retried(ctx, s.route(ctx, keys.V), urgent, s.finishCall(keys, f).send)
+	return retried(ctx, s.route(ctx, keys.V).scripts(), urgent, s.finishCall(keys, f).send)
 }
 
 func (s *Store) finishCall(keys Keys, f Finish) scriptCall[bool] {
@@ -411,7 +411,7 @@ func (s *Store) Change(ctx context.Context, keys Keys, c Change) (Stored, error)
 	q.args = func(notAfter string) []any {
 		return []any{string(c.Op), notAfter, interval, s.channel, invalidation(s.instance, c), c.Entry, px}
 	}
-	to := s.route(ctx, keys.V)
+	to := s.route(ctx, keys.V).scripts()
 	stored, err := apply(ctx, to, ordinary, q.send)
 	if stored == TooLate { // it did nothing, so that this is no second copy
 		stored, err = apply(ctx, to, ordinary, q.send)
@@ -572,7 +572,7 @@ func (leases) Capabilities() lock.Capabilities { return lock.Capabilities{} }
 
 // Renew implements lock.Backend.
 func (l leases) Renew(ctx context.Context, c lock.Claim, ttl time.Duration) error {
-	_, err := guarded(ctx, l.s.route(ctx, c.Name), urgent, l.s.renewCall(c, ttl).send)
+	_, err := guarded(ctx, l.s.route(ctx, c.Name).scripts(), urgent, l.s.renewCall(c, ttl).send)
 	return err
 }
 

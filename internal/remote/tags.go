@@ -40,7 +40,7 @@ func (s *Store) RaiseTags(ctx context.Context, cache, id string, tags []string, 
 
 func (s *Store) runTags(ctx context.Context, cache string, tags []string, op string, life time.Duration, message string, known uint64) (sequence uint64, numbers []uint64, err error) {
 	px := millis(life)
-	numbers, err = retried(ctx, s.route(ctx, s.tagKeys(cache, nil)[0]), ordinary, func(ctx context.Context) ([]uint64, error) {
+	numbers, err = retried(ctx, s.route(ctx, s.tagKeys(cache, nil)[0]).scripts(), ordinary, func(ctx context.Context) ([]uint64, error) {
 		run := s.run
 		if op == "raise" {
 			run = s.runChange
