@@ -96,6 +96,40 @@ func TestANonceRisesOverAClockThatWasSetBack(t *testing.T) {
 	})
 }
 
+// Expiries of Redis are times of its clock: what lives then has that much longer to live.
+func TestWhatStandsWhenTheServersClockIsSetBackEndsSoonAllTheSame(t *testing.T) { // I4, I11
+	const ttl = 2 * time.Second
+	for _, stands := range []string{"L 0 %d 3 dead", "C %d 3", "P %d 3", "F %d 3 %[1]d error"} {
+		t.Run(stands[:1], func(t *testing.T) {
+			everywhere(t, func(t *world) {
+				s := newStore(t.rdb)
+				keys := s.Keys("c", "k")
+				now, err := t.rdb.Time(t.Context()).Result()
+				must(t, err)
+				grant := now.Add(time.Hour).UnixMicro()
+				for _, left := range []time.Duration{time.Hour, ttl / 2} {
+					must(t, t.rdb.Set(t.Context(), keys.B, fmt.Sprintf(stands, grant), left).Err())
+					f, err := s.Acquire(t.Context(), keys, Acquire{Owner: "a", TTL: ttl})
+					must(t, err)
+					if f.State == Granted || f.Rest <= 0 || f.Rest > min(ttl, left) {
+						t.Errorf("with %v left found %+v, want its end within %v", left, f, ttl)
+					}
+					if real := t.rdb.PTTL(t.Context(), keys.B).Val(); real <= 0 || real > min(ttl, left) {
+						t.Errorf("with %v left it ends in %v", left, real)
+					}
+				}
+				// Where nothing was set back, a lease of a longer LockTTL is left alone.
+				must(t, t.rdb.Set(t.Context(), keys.B, fmt.Sprintf(stands, now.UnixMicro()), time.Hour).Err())
+				f, err := s.Acquire(t.Context(), keys, Acquire{Owner: "a", TTL: ttl})
+				must(t, err)
+				if left := t.rdb.PTTL(t.Context(), keys.B).Val(); f.State != Granted && left <= ttl {
+					t.Errorf("what is of the present ends in %v", left)
+				}
+			})
+		})
+	}
+}
+
 func TestStoringWritesTheServersTimeIntoTheEntryAndNothingElse(t *testing.T) {
 	everywhere(t, func(t *world) {
 		rdb := t.rdb

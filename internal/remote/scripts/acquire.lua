@@ -33,6 +33,14 @@ end
 local last, count = 0, 0
 if b then
   local w, grant, c, owner = lease(b)
+  local kind, g, n, tail = string.match(b, '^([FCP]) (%d+) (%d+)(.*)$')
+  local given = tonumber(grant or g)
+  if given and given - now > 1000000 and ms > tonumber(ARGV[2]) then
+    -- From the future: the clock was set back, or is that of a new master and behind, and
+    -- what was to live for a moment lives on for that much. A holder renews before it ends.
+    ms = tonumber(ARGV[2])
+    redis.call('PEXPIRE', KEYS[2], ARGV[2])
+  end
   if owner == ARGV[1] then -- the reply to this very acquisition was lost
     redis.call('PEXPIRE', KEYS[2], ARGV[2])
     return {'GRANTED', stamp, grant, tonumber(c)}
@@ -43,7 +51,6 @@ if b then
     end
     return {'HELD', stamp, ms}
   end
-  local kind, g, n, tail = string.match(b, '^([FCP]) (%d+) (%d+)(.*)$')
   if kind then
     last, count = tonumber(g), tonumber(n)
   end
