@@ -17,6 +17,7 @@ import (
 	"github.com/herdgate/herdgate/codec"
 	"github.com/herdgate/herdgate/internal/testutil"
 	"github.com/herdgate/herdgate/lock"
+	"github.com/herdgate/herdgate/lock/memlock"
 )
 
 const (
@@ -36,6 +37,7 @@ type instanceSetup struct {
 	Policy   herdgate.Policy
 	Stubborn bool // its loader ignores the end of its context
 	Many     bool // its loader loads many keys in one call
+	Generous bool // its locker gives it each lock, whoever else has it
 }
 
 // service is an instance of a service that uses the library, alone in its process.
@@ -70,12 +72,16 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 		// A crowd of processes on few cores is no Redis that is out.
 		RedisTimeout: 2 * time.Second,
 	}
-	if s.Locks != "" {
-		locks, closeLocks, err := openLocks(realLocks(), s.Locks)
-		if err != nil {
-			return err
+	if s.Locks != "" || s.Generous {
+		var locks lock.Backend = memlock.New() // that nobody else knows of
+		if !s.Generous {
+			shared, closeLocks, err := openLocks(realLocks(), s.Locks)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, closeLocks()) }()
+			locks = shared
 		}
-		defer func() { err = errors.Join(err, closeLocks()) }()
 		engine, err := lock.New(locks, lock.Options{TTL: max(minLockTTL, s.Policy.LockTTL)})
 		if err != nil {
 			return err

@@ -320,6 +320,56 @@ func TestAThawedProcessCannotCommitWhatItsSuccessorHasLoaded(t *testing.T) {
 	}
 }
 
+// A locker that gives one lock to each who asks changes nothing: the lease is one, and it
+// alone is the right to commit.
+func TestALockThatAllProcessesAreGivenLetsOneOfThemLoadAndCommit(t *testing.T) { // I1, I2
+	t.Parallel()
+	const lockTTL = 500 * time.Millisecond
+	source := newHeldSource(t)
+	f := newFleet(t, source)
+	for _, name := range []string{"frozen", "b", "c"} {
+		f.start(instanceSetup{Name: name, Policy: herdgate.Policy{LockTTL: lockTTL}, Generous: true, Stubborn: true})
+	}
+	frozen, b, c := f.instances[0], f.instances[1], f.instances[2]
+	early := frozen.begin(t, 1)
+	first := source.next(t)
+	atB, atC := b.begin(t, 10), c.begin(t, 10)
+	for _, in := range []*instance{b, c} {
+		in.until(t, "it has the lock, and waits for who has the lease", func(s herdgate.Stats) bool { return s.LeasesHeld > 0 })
+	}
+	source.wantLoads(t, 1)
+
+	start := time.Now()
+	frozen.Freeze()
+	second := source.next(t)
+	second.answer()
+	for _, got := range []Answers{atB.wait(t), atC.wait(t)} {
+		if got.Values[second.Item] != 10 {
+			t.Errorf("got %v, errors %v, want 10 times the successor's value", got.Values, got.Errors)
+		}
+	}
+	pause(t, 2*lockTTL-time.Since(start))
+	first.answer()
+	frozen.Thaw()
+	early.wait(t)
+	frozen.until(t, "its commit is refused", func(s herdgate.Stats) bool { return s.CommitsRefused+s.Abandoned == 1 })
+	stored := int64(0)
+	for _, in := range f.instances {
+		if got := in.get(t, 10); got.Values[second.Item] != 10 {
+			t.Errorf("%s serves %v, errors %v, want the successor's value", in.name, got.Values, got.Errors)
+		}
+		s := in.stats(t)
+		stored += int64(s.CommitsStored)
+		if s.LockerFailures > 0 {
+			t.Errorf("%s: %d failures of the locker, which gives all that is asked", in.name, s.LockerFailures)
+		}
+	}
+	if stored != 1 {
+		t.Errorf("%d values were stored, want the successor's", stored)
+	}
+	source.wantLoads(t, 2)
+}
+
 func TestAFleetSharesAFailedLoad(t *testing.T) {
 	t.Parallel()
 	const (

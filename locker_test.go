@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -182,6 +183,64 @@ func TestALeaseThatRedisForgetsIsNotGivenToAnotherWhileTheLockIsHeld(t *testing.
 			w.Errorf("%d loads, want one more after the refused one", n)
 		}
 	})
+}
+
+// I1, I2: the lease is one, however many are given the lock; and without the lease that
+// Redis forgets, the lock is no right to store.
+func TestALockThatTwoAreGivenIsNoRightToStore(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(context.Context, *herdgate.Cache[string]) (string, error){
+		"Get": func(ctx context.Context, c *herdgate.Cache[string]) (string, error) { return c.Get(ctx, "a") },
+		"GetMany": func(ctx context.Context, c *herdgate.Cache[string]) (string, error) {
+			m, err := c.GetMany(ctx, []string{"a"})
+			return m["a"], err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEachRedis(t, func(w *world) {
+				o, rdb := newOrigin(300*time.Millisecond), w.connect()
+				var caches [2]*herdgate.Cache[string]
+				for i := range caches { // each has all locks for itself
+					caches[i] = newCache(w.T, w.instance(newLocks(), lock.Options{}), o.load, herdgate.Policy{LockTTL: time.Minute, LocalTTL: herdgate.Off})
+				}
+				var both sync.WaitGroup
+				got := func(c *herdgate.Cache[string], want ...string) {
+					both.Go(func() {
+						if v, err := call(w.Context(), c); err != nil || !slices.Contains(want, v) {
+							w.Errorf("got %q, %v, want one of %v", v, err, want)
+						}
+					})
+				}
+				for _, c := range caches {
+					got(c, "a#1")
+				}
+				both.Wait()
+				if n := o.loads.Load(); n != 1 {
+					w.Errorf("%d loads, want 1", n)
+				}
+				<-o.begun
+
+				if err := caches[0].Delete(w.Context(), "a"); err != nil {
+					w.Fatal(err)
+				}
+				got(caches[0], "a#2", "a#3")
+				<-o.begun
+				if err := rdb.Del(w.Context(), "test:b:things:{a}").Err(); err != nil {
+					w.Fatal(err)
+				}
+				got(caches[1], "a#3")
+				both.Wait()
+				for _, c := range caches {
+					if v := get(w.T, c, "a"); v != "a#3" {
+						w.Errorf("stored is %q, want what was loaded under the lease", v)
+					}
+				}
+				if s := caches[0].Stats(); s.CommitsRefused != 1 || s.LockerFailures > 0 {
+					w.Errorf("%+v, want the commit refused of who has the lock alone", s)
+				}
+			})
+		})
+	}
 }
 
 func TestALoadEndsWhenTheLockIsLost(t *testing.T) {
