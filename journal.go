@@ -256,15 +256,12 @@ func (r *replayer) round(ctx context.Context) {
 		})
 	}
 	_ = some.Wait() // what failed is still in the journal
-	if !g.store.Healthy() {
-		return
-	}
 	for cache, ch := range whole {
 		if g.cache(cache).replayWhole(ctx, ch) {
 			g.journal.removeWhole(cache, ch.stamp)
 		}
 	}
-	if g.journal.len() == 0 {
+	if g.journal.len() == 0 && g.store.Healthy() {
 		for _, c := range g.all() {
 			c.dropSpares()
 		}
@@ -354,6 +351,13 @@ func (c *Cache[V]) journaledWhole(op remote.Op, tags []string, cause error) erro
 // replayWhole makes a change of the journal in Redis that is not of single keys. It
 // reports whether that is certain.
 func (c *Cache[V]) replayWhole(ctx context.Context, j journaledCache) (done bool) {
+	down := c.gate.store.TagsDown
+	if j.clear {
+		down = c.gate.store.GenerationDown
+	}
+	if down(ctx, c.name) != nil { // one that fails drops all copies
+		return false
+	}
 	if j.clear {
 		if err := c.clear(ctx); err != nil {
 			return false

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	mathrand "math/rand/v2"
@@ -268,6 +269,57 @@ func TestAMasterOfAClusterDiesAndNoCallFails(t *testing.T) { // I6
 	tr.more(t, 500)
 	tr.end()
 	tr.wantNoErrors(t)
+}
+
+// What a Clear, or an invalidation of tags, needs is one server: that another one is down
+// does not keep it, and with it the whole cache, in the journal.
+func TestAJournaledClearNeedsOneServerOfACluster(t *testing.T) { // I6
+	t.Parallel()
+	for name, change := range map[string]func(context.Context, *herdgate.Cache[string]) error{
+		"clear": func(ctx context.Context, c *herdgate.Cache[string]) error { return c.Clear(ctx) },
+		"tags":  func(ctx context.Context, c *herdgate.Cache[string]) error { return c.InvalidateTags(ctx, "tag") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := testutil.StartCluster(t)
+			o := newOrigin(time.Millisecond)
+			g := openGate(t, herdgate.Options{Redis: cluster.Client(t), Namespace: "test", RedisTimeout: 100 * time.Millisecond})
+			policy := herdgate.Policy{TTL: time.Hour, LocalTTL: herdgate.Off}
+			if name == "tags" {
+				policy.Tags = []string{"tag"}
+			}
+			c := newCache(t, g, o.load, policy)
+			get(t, c, "k")
+			needed := map[string]string{"clear": "test:g:things", "tags": "test:t:{things}"}[name]
+			var its, other *testutil.Redis
+			for _, node := range cluster.Nodes {
+				direct := node.Client(t)
+				do("CONFIG SET cluster-require-full-coverage no")(t, node, direct)
+				if err := direct.Exists(t.Context(), needed).Err(); err == nil {
+					its = node
+				} else {
+					other = node
+				}
+			}
+			other.Kill()
+			isDown := func() bool {
+				for i := range 20 {
+					_, _, _ = c.Peek(t.Context(), fmt.Sprint(i))
+				}
+				return !g.RedisUp()
+			}
+			testutil.Eventually(t, topologyPatience, isDown, "one server is down")
+			its.Freeze()
+			if err := change(t.Context(), c); !errors.Is(err, herdgate.ErrJournaled) {
+				t.Fatalf("got %v", err)
+			}
+			its.Thaw()
+			testutil.Eventually(t, topologyPatience, func() bool { return g.Stats().Replayed == 1 }, "it is made")
+			if g.RedisUp() {
+				t.Error("the other server is back")
+			}
+		})
+	}
 }
 
 func TestAGateWorksOverTLS(t *testing.T) {

@@ -468,10 +468,24 @@ func (s *Store) Out() bool { return s.server.down.Load() != nil }
 
 // Down reports whether the server of a key is down, and why.
 func (s *Store) Down(ctx context.Context, keys Keys) error {
-	if down := s.route(ctx, keys.V).down.Load(); down != nil {
+	return s.route(ctx, keys.V).whyDown()
+}
+
+func (b *breaker) whyDown() error {
+	if down := b.down.Load(); down != nil {
 		return *down
 	}
 	return nil
+}
+
+// GenerationDown is Down for the generation of a cache, and TagsDown for the numbers of its tags.
+func (s *Store) GenerationDown(ctx context.Context, cache string) error {
+	return s.route(ctx, s.generationKey(cache)).whyDown()
+}
+
+// TagsDown see GenerationDown.
+func (s *Store) TagsDown(ctx context.Context, cache string) error {
+	return s.route(ctx, s.tagKeys(cache, nil)[0]).whyDown()
 }
 
 // Healthy reports whether no server is known to be down.
