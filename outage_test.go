@@ -380,6 +380,30 @@ func TestASetOfUnknownOutcomeEndsAsAnInvalidationThoughItComesLater(t *testing.T
 	}
 }
 
+func TestWhatIsLoadedAfterAJournaledInvalidationIsKeptWhileRedisIsOut(t *testing.T) { // I6
+	synctest.Test(t, func(t *testing.T) {
+		r := herdgatetest.NewRedis(t)
+		g := r.Open()
+		o := newOrigin(0)
+		c := newCache(t, g, o.load, herdgate.Policy{TTL: time.Hour, Tags: []string{"tag"}})
+		r.Down()
+		findsDown(t, g, c)
+		if err := c.InvalidateTags(t.Context(), "tag"); !errors.Is(err, herdgate.ErrJournaled) {
+			t.Fatalf("got %v", err)
+		}
+		for range 10 {
+			get(t, c, "k")
+			time.Sleep(time.Second)
+		}
+		if n := o.loads.Load(); n != 1 {
+			t.Errorf("%d loads, want 1: the journal tries in vain", n)
+		}
+		r.Up()
+		isUp(t, g, true)
+		testutil.Eventually(t, time.Minute, func() bool { return g.Stats().Replayed == 1 }, "the invalidation is made")
+	})
+}
+
 // The numbers of tags are forgotten now and then, so that they are asked for again. What
 // this process knew to be invalid is so still.
 func TestAnInvalidatedValueIsNotServedWhileRedisIsOut(t *testing.T) { // I2
