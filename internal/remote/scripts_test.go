@@ -114,8 +114,8 @@ func TestWhatStandsWhenTheServersClockIsSetBackEndsSoonAllTheSame(t *testing.T) 
 					if f.State == Granted || f.Rest <= 0 || f.Rest > min(ttl, left) {
 						t.Errorf("with %v left found %+v, want its end within %v", left, f, ttl)
 					}
-					if real := t.rdb.PTTL(t.Context(), keys.B).Val(); real <= 0 || real > min(ttl, left) {
-						t.Errorf("with %v left it ends in %v", left, real)
+					if lives := t.rdb.PTTL(t.Context(), keys.B).Val(); lives <= 0 || lives > min(ttl, left) {
+						t.Errorf("with %v left it ends in %v", left, lives)
 					}
 				}
 				// Where nothing was set back, a lease of a longer LockTTL is left alone.
