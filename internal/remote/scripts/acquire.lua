@@ -39,7 +39,7 @@ if b then
     -- From the future: the clock was set back, or is that of a new master and behind, and
     -- what was to live for a moment lives on for that much. A holder renews before it ends.
     ms = tonumber(ARGV[2])
-    redis.call('PEXPIRE', KEYS[2], ARGV[2])
+    redis.call('PEXPIRE', KEYS[2], ms)
   end
   if owner == ARGV[1] then -- the reply to this very acquisition was lost
     redis.call('PEXPIRE', KEYS[2], ARGV[2])
