@@ -108,21 +108,21 @@ func TestWhatStandsWhenTheServersClockIsSetBackEndsSoonAllTheSame(t *testing.T) 
 				must(t, err)
 				grant := now.Add(time.Hour).UnixMicro()
 				for _, left := range []time.Duration{time.Hour, ttl / 2} {
-					must(t, t.rdb.Set(t.Context(), keys.B, fmt.Sprintf(stands, grant), left).Err())
+					must(t, t.rdb.Set(t.Context(), keys.B(), fmt.Sprintf(stands, grant), left).Err())
 					f, err := s.Acquire(t.Context(), keys, Acquire{Owner: "a", TTL: ttl})
 					must(t, err)
 					if f.State == Granted || f.Rest <= 0 || f.Rest > min(ttl, left) {
 						t.Errorf("with %v left found %+v, want its end within %v", left, f, ttl)
 					}
-					if lives := t.rdb.PTTL(t.Context(), keys.B).Val(); lives <= 0 || lives > min(ttl, left) {
+					if lives := t.rdb.PTTL(t.Context(), keys.B()).Val(); lives <= 0 || lives > min(ttl, left) {
 						t.Errorf("with %v left it ends in %v", left, lives)
 					}
 				}
 				// Where nothing was set back, a lease of a longer LockTTL is left alone.
-				must(t, t.rdb.Set(t.Context(), keys.B, fmt.Sprintf(stands, now.UnixMicro()), time.Hour).Err())
+				must(t, t.rdb.Set(t.Context(), keys.B(), fmt.Sprintf(stands, now.UnixMicro()), time.Hour).Err())
 				f, err := s.Acquire(t.Context(), keys, Acquire{Owner: "a", TTL: ttl})
 				must(t, err)
-				if left := t.rdb.PTTL(t.Context(), keys.B).Val(); f.State != Granted && left <= ttl {
+				if left := t.rdb.PTTL(t.Context(), keys.B()).Val(); f.State != Granted && left <= ttl {
 					t.Errorf("what is of the present ends in %v", left)
 				}
 			})
