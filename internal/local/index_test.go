@@ -79,7 +79,7 @@ func TestAnIndexDoesNotGrowWithWhatWasRemoved(t *testing.T) {
 func TestASlotIsFoundWhileTheIndexGrowsAndChanges(t *testing.T) {
 	const writers, each = 3, 30_000
 	var x index[int]
-	stays := newSlot(16, "stays") // in the shard of all the others
+	stays := newSlot(indexShards, "stays") // in the shard of all the others
 	x.put(stays)
 	var done atomic.Int32
 	var wg sync.WaitGroup
@@ -88,7 +88,7 @@ func TestASlotIsFoundWhileTheIndexGrowsAndChanges(t *testing.T) {
 			defer done.Add(1)
 			for i := range uint64(each) {
 				key := strconv.FormatUint(w, 10) + "/" + strconv.FormatUint(i, 10)
-				s := newSlot((w*each+i+2)*indexShards, key)
+				s := newSlot((w*each+i+1)*0x9E3779B97F4A7C15&^(indexShards-1), key)
 				x.put(s)
 				if x.find(s.hash, key) != s {
 					t.Errorf("%s is not found after it was put", key)
