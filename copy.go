@@ -234,7 +234,7 @@ type found[V any] struct {
 	seen  wire.Seen  // its version, for the acquire script
 	newer bool       // written by a newer version of the code: not to be touched
 
-	at   time.Duration // when the reply was there, if there is a cp
+	at   time.Duration // when it was known, if there is a cp
 	body body          // cp's value as it is stored; without data if that is not known
 }
 
@@ -246,6 +246,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	if entry == nil {
 		return found[V]{}, nil
 	}
+	end := at // later, if more had to be asked
 	seen := wire.SeenIn(entry)
 	header, payload, err := wire.Parse(entry, c.want(keys, generation))
 	if errors.Is(err, wire.ErrOther) {
@@ -272,6 +273,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 			c.events.emit(Event{Kind: EventOutdated, Key: key})
 			return found[V]{seen: seen}, nil
 		}
+		end = c.gate.now()
 	}
 	var old *copied[V]
 	if c.tiered {
@@ -298,9 +300,12 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 	var age time.Duration
 	known := header.BuiltAt > 0
 	if known {
-		server, err := c.gate.store.ServerTime(ctx, keys, at)
+		server, waited, err := c.gate.store.ServerTime(ctx, keys, at)
 		if err != nil {
 			return found[V]{}, err
+		}
+		if waited {
+			end = c.gate.now()
 		}
 		age = server - time.Duration(min(header.BuiltAt, math.MaxInt64/int64(time.Millisecond)))*time.Millisecond
 		known = age > -clockError && age < l.hard
@@ -317,7 +322,7 @@ func (c *Cache[V]) interpret(ctx context.Context, key string, keys remote.Keys, 
 		}
 		cp.check = min(cp.hard, at+unknownCheck) // only Redis knows when it ends
 	}
-	return found[V]{cp: cp, seen: seen, at: at, body: b}, nil
+	return found[V]{cp: cp, seen: seen, at: end, body: b}, nil
 }
 
 // want is what an entry of this cache must look like.

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/herdgate/herdgate"
 	"github.com/herdgate/herdgate/internal/testutil"
 )
@@ -536,4 +538,42 @@ func TestALostInvalidationOfATagIsMadeUpForAfterLocalTTL(t *testing.T) { // I9
 	if s := g.Stats(); s.BusLost != 0 || s.Outdated == 0 {
 		t.Errorf("%+v: the loss was noticed, or is not what was made up for", s)
 	}
+}
+
+// slowTags lets commands for the numbers of tags take 200 ms.
+type slowTags struct{ redis.Hook }
+
+func (slowTags) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if args := cmd.Args(); len(args) > 3 {
+			if key, ok := args[3].(string); ok && strings.HasPrefix(key, "test:t:") {
+				time.Sleep(200 * time.Millisecond)
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// DialHook implements redis.Hook.
+func (slowTags) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessPipelineHook implements redis.Hook.
+func (slowTags) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestAValueWhoseTimeEndsWhileItsTagsAreAskedForIsNotServed(t *testing.T) { // I11
+	virtually(t, func(w *world) {
+		o := newOrigin(0)
+		p := herdgate.Policy{TTL: time.Second, Jitter: herdgate.Off, Tags: []string{"x"}, EarlyBeta: herdgate.Off}
+		rdb := w.connect()
+		rdb.AddHook(slowTags{})
+		a := newCache(w.T, w.gate(), o.load, p)
+		b := newCache(w.T, w.gate(func(o *herdgate.Options) { o.Redis = rdb }), o.load, p)
+		get(w.T, a, "k")
+		w.pass(900 * time.Millisecond)
+		if r, err := b.Lookup(w.Context(), "k"); err != nil || r.Age > time.Second || o.loads.Load() != 2 {
+			w.Errorf("got %+v, %v after %d loads, want a second load", r, err, o.loads.Load())
+		}
+	})
 }

@@ -509,13 +509,14 @@ func (s *Store) ServerNow(ctx context.Context, keys Keys) (time.Duration, error)
 	}
 }
 
-// ServerTime is ServerNow for a moment that has passed: see [Store.CountFrom].
-func (s *Store) ServerTime(ctx context.Context, keys Keys, at time.Duration) (time.Duration, error) {
+// ServerTime is ServerNow for a moment that has passed: see [Store.CountFrom]. waited
+// says that the server had to be asked.
+func (s *Store) ServerTime(ctx context.Context, keys Keys, at time.Duration) (server time.Duration, waited bool, err error) {
 	if server, ok := s.clockOf(ctx, keys).at(at); ok {
-		return server, nil
+		return server, false, nil
 	}
 	now, err := s.ServerNow(ctx, keys)
-	return now - (s.mono() - at), err
+	return now - (s.mono() - at), true, err
 }
 
 // Horizon is a server time, in µs, past which no change that begins now has an effect,
