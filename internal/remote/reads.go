@@ -150,8 +150,7 @@ func (rs *reads) get(ctx context.Context, key string, now time.Duration) (entry 
 
 // put keeps a reading that nobody knows any more for others.
 func (rs *reads) put(r *reading) {
-	r.ctx, r.entry, r.err = nil, nil, nil
-	r.over.Store(false)
+	r.ctx, r.entry, r.err = nil, nil, nil // it stays over: the watch may still find it in the batch of its lane
 	rs.used.Put(r)
 }
 
@@ -174,6 +173,7 @@ func (rs *reads) send(ctx context.Context, key string, now time.Duration) (*lane
 		r = &reading{done: make(chan struct{}, 1)}
 	}
 	r.ctx, r.key, r.since = ctx, key, now
+	r.over.Store(false)
 	rs.waiting = append(rs.waiting, r)
 	rs.start(rs.open(now)) //nolint:contextcheck // a lane has its own, with the values of the calls
 	return nil, r

@@ -576,3 +576,34 @@ func TestACallerIsNotKeptByAClientThatSetsNoDeadlines(t *testing.T) {
 		must(t, s.Wait(t.Context()))
 	})
 }
+
+// Its lane has answered it in time, and has not yet put the batch down.
+func TestTheWatchLeavesAReadingAloneThatIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, client := testutil.NewBubbleRedis(t)
+		s := newStore(client())
+		rs := &s.server.reads
+		r := &reading{done: make(chan struct{}, 1)}
+		time.Sleep(2 * s.timeout)
+		rs.mu.Lock()
+		r.since = s.mono() - s.timeout + time.Millisecond
+		l := rs.lane()
+		l.since, l.batch = s.mono(), append(l.batch[:0], r)
+		rs.lanes = append(rs.lanes, l)
+		rs.mu.Unlock()
+		r.end([]byte("answer"), nil)
+		<-r.done
+		rs.put(r)
+		time.Sleep(2 * time.Millisecond)
+		rs.watch()
+		if len(r.done) > 0 || r.err != nil {
+			t.Errorf("who gets the reading next has %d tokens of before, and %v", len(r.done), r.err)
+		}
+		if _, _, err := rs.get(t.Context(), "nothing", s.mono()); !errors.Is(err, redis.Nil) {
+			t.Errorf("the next reading ends with %v, want redis.Nil", err)
+		}
+		rs.next(l, s.mono(), nil)
+		time.Sleep(time.Second)
+		must(t, s.Wait(t.Context()))
+	})
+}
