@@ -99,7 +99,7 @@ func TestANonceRisesOverAClockThatWasSetBack(t *testing.T) {
 // Expiries of Redis are times of its clock: what lives then has that much longer to live.
 func TestWhatStandsWhenTheServersClockIsSetBackEndsSoonAllTheSame(t *testing.T) { // I4, I11
 	const ttl = 2 * time.Second
-	for _, stands := range []string{"L 0 %d 3 dead", "C %d 3", "P %d 3", "F %d 3 %[1]d error"} {
+	for _, stands := range []string{"L 0 %d 3 dead", "C %d 3", "P %d 3"} {
 		t.Run(stands[:1], func(t *testing.T) {
 			everywhere(t, func(t *world) {
 				s := newStore(t.rdb)
@@ -124,6 +124,33 @@ func TestWhatStandsWhenTheServersClockIsSetBackEndsSoonAllTheSame(t *testing.T) 
 				must(t, err)
 				if left := t.rdb.PTTL(t.Context(), keys.B()).Val(); f.State != Granted && left <= ttl {
 					t.Errorf("what is of the present ends in %v", left)
+				}
+			})
+		})
+	}
+}
+
+// Its mark lives for twice the back-off.
+func TestABackoffIsAsLongWhenTheServersClockIsSetBack(t *testing.T) { // I12
+	const backoff = 30 * time.Second
+	for name, ahead := range map[string]time.Duration{"before the load failed": 0, "after it": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			everywhere(t, func(t *world) {
+				s := newStore(t.rdb)
+				keys := s.Keys("c", "k")
+				now, err := t.rdb.Time(t.Context()).Result()
+				must(t, err)
+				mark := fmt.Sprintf("F %d 3 %d error", now.Add(time.Hour).UnixMicro(), now.Add(ahead+backoff).UnixMicro())
+				must(t, t.rdb.Set(t.Context(), keys.B(), mark, ahead+2*backoff).Err())
+				for range 3 {
+					f, err := s.Acquire(t.Context(), keys, Acquire{Owner: "a", TTL: time.Second})
+					must(t, err)
+					if f.State != Failed || f.Rest < backoff-2*time.Second || f.Rest > backoff+time.Second {
+						t.Errorf("found %+v, want a back-off of %v", f, backoff)
+					}
+					if lives := t.rdb.PTTL(t.Context(), keys.B()).Val(); lives > 2*backoff {
+						t.Errorf("the mark lives for %v", lives)
+					}
 				}
 			})
 		})

@@ -34,10 +34,11 @@ local last, count = 0, 0
 if b then
   local w, grant, c, owner = lease(b)
   local kind, g, n, tail = string.match(b, '^([FCP]) (%d+) (%d+)(.*)$')
-  local given = tonumber(grant or g)
+  local given = tonumber(kind ~= 'F' and (grant or g) or nil)
   if given and given - now > 1000000 and ms > tonumber(ARGV[2]) then
     -- From the future: the clock was set back, or is that of a new master and behind, and
-    -- what was to live for a moment lives on for that much. A holder renews before it ends.
+    -- what was to live for a moment lives on for that much. A holder renews before it ends,
+    -- unless its TTL is more than thrice that of this caller: then it loses the lease.
     ms = tonumber(ARGV[2])
     redis.call('PEXPIRE', KEYS[2], ms)
   end
@@ -58,7 +59,15 @@ if b then
   if kind == 'P' then return {'PASS', stamp, ms} end
   if kind == 'F' then
     local retryAt, code = string.match(tail, '^ (%d+) (%a+)$')
-    local left = retryAt and math.min(math.ceil((tonumber(retryAt) - now) / 1000), ms) or 0
+    local left = retryAt and math.ceil((tonumber(retryAt) - now) / 1000) or 0
+    -- The mark lives for twice its back-off, so the time from the next try to its end is the
+    -- back-off. If more than that is left, and not by rounding, the clock was set back.
+    if left > ms - left + 1000 then
+      left = math.max(ms - left, 1)
+      ms = 2 * left
+      redis.call('SET', KEYS[2], 'F ' .. g .. ' ' .. n .. ' ' .. string.format('%.0f', now + left * 1000) .. ' ' .. code, 'PX', ms)
+    end
+    left = math.min(left, ms)
     if left > 0 then return {'FAILED', stamp, left, count, code} end
   end
 end
