@@ -354,6 +354,7 @@ func (b *breaker) probed(ctx context.Context) bool {
 	}
 	b.probing = false
 	b.forget()
+	note(&b.obeyed, b.store.mono()) // a probe writes
 	return true
 }
 
