@@ -63,7 +63,7 @@ func (x *index[C]) put(s *slot[C]) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if sh.places.Load() == nil || 4*(sh.taken+1) > 3*len(*sh.places.Load()) {
-		sh.grow()
+		sh.resize()
 	}
 	at := sh.place(s)
 	if at.slot.Swap(s) == nil {
@@ -99,10 +99,10 @@ func (sh *shard[C]) place(s *slot[C]) *place[C] {
 	}
 }
 
-// grow copies the slots into a table that is half full at most, and leaves out what was
+// resize copies the slots into a table that is half full at most, and leaves out what was
 // removed.
-func (sh *shard[C]) grow() {
-	grown := make([]place[C], max(minPlaces, 1<<bits.Len(uint(2*sh.live+1))))
+func (sh *shard[C]) resize() {
+	resized := make([]place[C], max(minPlaces, 1<<bits.Len(uint(2*sh.live+1))))
 	sh.taken = sh.live
 	if places := sh.places.Load(); places != nil {
 		for i := range *places {
@@ -110,16 +110,17 @@ func (sh *shard[C]) grow() {
 			if s == nil {
 				continue
 			}
-			to := s.hash / indexShards
-			for grown[to&uint64(len(grown)-1)].hash.Load() != 0 {
+			hash := (*places)[i].hash.Load() // not the slot's: that is another line of memory
+			to := hash / indexShards
+			for resized[to&uint64(len(resized)-1)].hash.Load() != 0 {
 				to++
 			}
-			at := &grown[to&uint64(len(grown)-1)]
+			at := &resized[to&uint64(len(resized)-1)]
 			at.slot.Store(s)
-			at.hash.Store(s.hash)
+			at.hash.Store(hash)
 		}
 	}
-	sh.places.Store(&grown)
+	sh.places.Store(&resized)
 }
 
 // remove takes s out, but not a newer slot that its key may have by now.
@@ -132,6 +133,9 @@ func (x *index[C]) remove(s *slot[C]) {
 	}
 	if at := sh.place(s); at.slot.CompareAndSwap(s, nil) {
 		sh.live--
+		if n := len(*sh.places.Load()); n > minPlaces && 8*sh.live < n {
+			sh.resize()
+		}
 	}
 }
 
