@@ -84,6 +84,7 @@ func startFleet(t *testing.T, c config) *fleet {
 		f.places = append(f.places, p)
 		f.spawn(p)
 	}
+	testutil.Eventually(t, patience, func() bool { return f.source.beginners() == c.Processes }, "all processes have begun")
 	return f
 }
 

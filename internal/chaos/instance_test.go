@@ -117,6 +117,9 @@ func runInstance(ctx context.Context, args testutil.Args) (err error) {
 			return errors.Join(err, gate.Close(context.WithoutCancel(ctx)))
 		}
 	}
+	if err := in.source.Call("Source.Begin", in.Process, new(bool)); err != nil {
+		return errors.Join(err, gate.Close(context.WithoutCancel(ctx)))
+	}
 	in.run(ctx)
 	// Not all that is left may be made in time if Redis is out.
 	if err := gate.Close(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, herdgate.ErrJournaled) {

@@ -18,6 +18,7 @@ type source struct {
 	mu       sync.Mutex // protects the fields below
 	versions [keys]int64
 	intents  []Intent
+	begun    int // processes
 }
 
 func startSource(t *testing.T) *source {
@@ -87,6 +88,20 @@ func (a *sourceAPI) Change(i Intent, noted *Intent) error {
 	s.intents = append(s.intents, i)
 	*noted = i
 	return nil
+}
+
+// Begin is called by a process that is about to begin.
+func (a *sourceAPI) Begin(_ int, _ *bool) error {
+	a.s.mu.Lock()
+	defer a.s.mu.Unlock()
+	a.s.begun++
+	return nil
+}
+
+func (s *source) beginners() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun
 }
 
 func (s *source) noted() []Intent {
