@@ -27,7 +27,7 @@ func (c *Cache[V]) sample(number uint64) bool {
 	return number < (1<<64)/sparseSampling || !c.gate.clock.runs() || c.copies.Crowded()
 }
 
-// hitCounter counts local hits, and draws the samples of them. Goroutines that run at
+// hitCounter counts local hits. Goroutines that run at
 // the same time mostly count in different cells, so that no cache line goes from one
 // processor to the other.
 type hitCounter struct{ cells []hitCell }

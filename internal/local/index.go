@@ -12,8 +12,8 @@ const (
 )
 
 // An index finds slots by the hash of their keys. It is for reading: a find takes no
-// lock, writes nothing, and reads two lines of memory, that of the place and that of
-// the slot. The time of everything else went into waiting for such lines.
+// lock, writes nothing, and waits for two lines of memory that other finds have not just
+// read, that of the place and that of the slot: waiting for such lines is what took time.
 //
 // Each shard is a hash table with linear probing (Knuth, The Art of Computer
 // Programming, vol. 3, 6.4, algorithm L). What makes it safe to read while it changes:
