@@ -127,9 +127,9 @@ func (c *Cache[V]) many(ctx context.Context, keys []string, due func(*copied[V],
 	}
 	for _, w := range missing {
 		wait := func() {
-			var again bool
-			if w.result, again, w.err = c.follow(ctx, w.flight, w.p, start); again {
-				w.result, w.err = c.join(ctx, w.key, w.p, start, &c.flights, c.fly)
+			q, again := &request[V]{key: w.key, p: w.p, start: start}, false
+			if w.result, again, w.err = c.follow(ctx, w.flight, q); again {
+				w.result, w.err = c.join(ctx, q)
 			}
 		}
 		select {

@@ -195,14 +195,6 @@ func (g *Gate) begin(ctx context.Context, step Step, cache, key string) (within 
 	return begin(ctx, g.tracer, step, cache, key)
 }
 
-// joined tells the tracer, if there is one, of a call that waits for another's flight.
-func (g *Gate) joined(ctx, flight context.Context, cache, key string) (end func(error)) {
-	if g.tracer == nil {
-		return func(error) {}
-	}
-	return joined(ctx, flight, g.tracer, cache, key)
-}
-
 // begin is t.Begin, which cannot panic, as Observe: the flight goes on without a span.
 func begin(ctx context.Context, t Tracer, step Step, cache, key string) (within context.Context, end func(error)) {
 	within, end = ctx, func(error) {}
@@ -211,7 +203,7 @@ func begin(ctx context.Context, t Tracer, step Step, cache, key string) (within 
 	return traced, ended(told)
 }
 
-// joined is t.Join, which cannot panic.
+// joined is t.Join, of a call that waits for another's flight. It cannot panic.
 func joined(ctx, flight context.Context, t Tracer, cache, key string) (end func(error)) {
 	end = func(error) {}
 	defer func() { _ = recover() }()

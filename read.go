@@ -48,7 +48,7 @@ func (c *Cache[V]) lookup(ctx context.Context, key string, p *plan[V]) (Result[V
 	c.kept.of(key).touch(start)
 	r, served, err := c.local(ctx, key, p)
 	if !served {
-		r, err = c.join(ctx, key, p, start, &c.flights, c.fly)
+		r, err = c.join(ctx, &request[V]{key: key, p: p, start: start})
 	}
 	return c.answer(key, r, err, start)
 }
@@ -171,31 +171,47 @@ func (c *Cache[V]) cloned(v V) V {
 // than it can be loaded, its readers would never get a value.
 const steadfastAfter = 2
 
-// flying does the work of a flight that the call of ctx has opened.
-type flying[V any] func(ctx context.Context, f *flight[V], p *plan[V])
+// request is a call that needs a flight.
+type request[V any] struct {
+	key   string
+	p     *plan[V]
+	start time.Duration // of the call
+	anew  bool          // the entry is to be rebuilt, whatever is there
+}
 
-// join waits, on the caller's own context, for the flight of key in a group. A flight
-// whose load was cancelled by a change sends its callers back here.
-func (c *Cache[V]) join(ctx context.Context, key string, p *plan[V], start time.Duration, in *flights[V], fly flying[V]) (Result[V], error) {
+// join waits, on the caller's own context, for the flight of its key. A flight whose load
+// was cancelled by a change sends its callers back here.
+func (c *Cache[V]) join(ctx context.Context, q *request[V]) (Result[V], error) {
 	for tries := 0; ; tries++ {
-		f, joined, err := c.open(ctx, key, in)
+		f, err := c.find(ctx, q, tries)
 		if err != nil {
 			return Result[V]{}, err
 		}
-		if !joined {
-			if tries >= steadfastAfter {
-				f.State.stand()
-			}
-			f.State.patience = p.policy.WaitTimeout
-			if tries > 0 {
-				f.State.patience -= c.gate.now() - start
-			}
-			fly(ctx, f, p)
-		}
-		if r, again, err := c.follow(ctx, boarded[V]{f, joined}, p, start); !again {
+		if r, again, err := c.follow(ctx, f, q); !again {
 			return r, err
 		}
 	}
+}
+
+// find returns the flight of a request. It lets one begin if there is none.
+func (c *Cache[V]) find(ctx context.Context, q *request[V], tries int) (boarded[V], error) {
+	in, fly := &c.flights, c.fly
+	if q.anew {
+		in, fly = &c.renewals, c.renew
+	}
+	f, joined, err := c.open(ctx, q.key, in)
+	if err != nil || joined {
+		return boarded[V]{f, joined}, err
+	}
+	if tries >= steadfastAfter {
+		f.State.stand()
+	}
+	f.State.patience = q.p.policy.WaitTimeout
+	if tries > 0 {
+		f.State.patience -= c.gate.now() - q.start
+	}
+	fly(ctx, f, q.p)
+	return boarded[V]{f, joined}, nil
 }
 
 // boarded is a flight that a call waits for.
@@ -207,28 +223,48 @@ type boarded[V any] struct {
 
 // follow waits for a flight, on the caller's own context. again says that the caller
 // is to look for another one.
-func (c *Cache[V]) follow(ctx context.Context, f boarded[V], p *plan[V], start time.Duration) (r Result[V], again bool, err error) {
-	end := func(error) {}
+func (c *Cache[V]) follow(ctx context.Context, f boarded[V], q *request[V]) (r Result[V], again bool, err error) {
+	var end func(error)
 	if f.joined {
-		end = c.gate.joined(ctx, f.Context(), c.name, f.Key())
-		c.events.emit(Event{Kind: EventCoalesced, Key: f.Key()})
-		if c.gate.holdsSlot(ctx) {
-			f.State.lend()
-		}
+		end = c.board(ctx, f.flight)
 	}
 	r, err = f.Wait(ctx)
-	end(err)
+	if end != nil {
+		end(err)
+	}
+	if err != nil {
+		again, err = c.failure(f, q, err)
+	}
+	return r, again, err
+}
+
+// failure says whether a call whose flight has failed is to look for another one, else
+// what its error is.
+func (c *Cache[V]) failure(f boarded[V], q *request[V], err error) (again bool, _ error) {
 	switch {
 	case errors.Is(err, errRestart):
-	case f.joined && p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
+	case f.joined && q.p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
 	case f.joined && saysOnly(err, ErrWaitTimeout): // it had begun to wait before this call
 	default:
-		return r, false, err
+		return false, err
 	}
-	if c.gate.now()-start >= p.policy.WaitTimeout {
-		return Result[V]{}, false, c.failed(f.Key(), ErrWaitTimeout)
+	if c.gate.now()-q.start >= q.p.policy.WaitTimeout {
+		return false, c.failed(f.Key(), ErrWaitTimeout)
 	}
-	return Result[V]{}, true, nil
+	return true, nil
+}
+
+// board is told of a call that joins a flight, and returns who is to be told when it has
+// waited, nil for nobody.
+func (c *Cache[V]) board(ctx context.Context, f *flight[V]) (end func(error)) {
+	if tracer := c.gate.tracer; tracer != nil {
+		end = joined(ctx, f.Context(), tracer, c.name, f.Key())
+	}
+	c.events.emit(Event{Kind: EventCoalesced, Key: f.Key()})
+	if c.gate.holdsSlot(ctx) {
+		f.State.lend()
+	}
+	return end
 }
 
 // saysOnly reports whether a flight ended for this reason of its own, and not with a

@@ -88,21 +88,25 @@ func (f *Flight[K, S, V]) Finish(value V, err error) {
 
 // Done is closed when the flight has finished.
 func (f *Flight[K, S, V]) Done() <-chan struct{} {
-	f.group.mu.Lock()
-	defer f.group.mu.Unlock()
-	if f.done == nil {
-		f.done = make(chan struct{})
-		if f.finished {
-			close(f.done)
-		}
+	if done := f.pending(); done != nil {
+		return done
 	}
-	return f.done
+	done := make(chan struct{})
+	close(done)
+	return done
 }
 
-func (f *Flight[K, S, V]) hasFinished() bool {
+// pending is closed when the flight finishes; nil if it has.
+func (f *Flight[K, S, V]) pending() <-chan struct{} {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
-	return f.finished
+	if f.finished {
+		return nil
+	}
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+	return f.done
 }
 
 // Wait returns the flight's result, or the zero V and ctx.Err() if ctx ends first.
@@ -112,9 +116,9 @@ func (f *Flight[K, S, V]) hasFinished() bool {
 // The error is the function's own, a [*PanicError] if it panicked, or [ErrGoexit]
 // if it called [runtime.Goexit].
 func (f *Flight[K, S, V]) Wait(ctx context.Context) (V, error) {
-	if !f.hasFinished() { // else who has opened the flight waits: no channel is made for that
+	if done := f.pending(); done != nil { // else who has opened the flight waits: no channel is made for that
 		select {
-		case <-f.Done():
+		case <-done:
 		case <-ctx.Done():
 		}
 	}
