@@ -44,7 +44,7 @@ func All() []Figure {
 		{"allocs_op", "", "heap allocations of one operation"},
 		{"x_floor", "×", "time, by that of the floor in the same rounds; less is better"},
 		{"x_ristretto", "×", "time, by that of raw ristretto in the same rounds; less is better"},
-		{"speedup", "×", "operations a second with two Ps, by those with one"},
+		{"speedup", "×", "operations a second of two goroutines on two Ps, by those of one, round by round"},
 		{"entry_b", "B", "heap of one cached entry, value and key included"},
 		{"ristretto_entry_b", "B", "the same of raw ristretto"},
 		{"ops_s", "/s", "operations a second"},

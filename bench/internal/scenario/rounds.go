@@ -14,6 +14,8 @@ type side struct {
 	// run does n operations and numbers them from, from+1, …, to choose keys by: no
 	// two operations of a side share a number. Called by several goroutines at once.
 	run func(from, n int) error
+
+	alone bool // one goroutine runs it, of however many the gang has
 }
 
 // A gang is who runs the operations of a side.
@@ -59,6 +61,9 @@ func interleave(ctx context.Context, g gang, d time.Duration, sides ...side) ([]
 // run lets the gang do one round of a side.
 func (g gang) run(s side, from int) (round, error) {
 	var before, after runtime.MemStats
+	if s.alone {
+		g.Goroutines = 1
+	}
 	errs := make([]error, g.Goroutines)
 	runtime.ReadMemStats(&before)
 	start := time.Now()

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,17 +54,9 @@ func TestEveryPeerRunsWhereItsTiersAllow(t *testing.T) {
 }
 
 func TestFiguresOfSeveralVariantsAreComparedOfOnePeer(t *testing.T) {
-	local := map[string]result.Figures{"hot-1p": {"ns_op": 60}, "hot-2p": {"ns_op": 30}, "zipf-2p": {"ns_op": 1}}
 	all := map[string]Scenario{}
 	for _, s := range All() {
 		all[s.Name] = s
-	}
-	all["local"].Compare(local)
-	if local["hot-2p"]["speedup"] != 2 {
-		t.Errorf("60 ns with one P and 30 with two are a speedup of %v", local["hot-2p"]["speedup"])
-	}
-	if _, ok := local["zipf-2p"]["speedup"]; ok {
-		t.Error("there is a speedup over what was not measured")
 	}
 	fleet := map[string]result.Figures{
 		"n8": {"instances": 8, "calls_per_expiry": 80}, "n32": {"instances": 32, "calls_per_expiry": 640},
@@ -79,6 +72,19 @@ func TestTheMedianRatioIsTakenRoundByRound(t *testing.T) {
 	theirs := []round{{took: 20}, {took: 200}, {took: 6}}
 	if got := ratio(ours, theirs); got != 0.5 {
 		t.Errorf("the ratio is %v, want 0.5", got)
+	}
+}
+
+func TestASideAloneIsRunByOneOfTheGang(t *testing.T) {
+	var ran atomic.Int64
+	s := side{run: func(_, n int) error { ran.Add(int64(n)); return nil }}
+	g := gang{Goroutines: 3, Each: 10}
+	for alone, want := range map[bool]int64{false: 30, true: 10} {
+		s.alone = alone
+		ran.Store(0)
+		if _, err := g.run(s, 0); err != nil || ran.Load() != want {
+			t.Errorf("alone %v: %d operations, %v, want %d", alone, ran.Load(), err, want)
+		}
 	}
 }
 

@@ -89,6 +89,9 @@ func (w *worker) peerSetup() peer.Setup {
 	}
 }
 
+// warmUpKey is one that loads at once.
+const warmUpKey = "warm-up"
+
 // load is the loader of all peers. What it returns was true when it began, as from a
 // database under a snapshot.
 func (w *worker) load(ctx context.Context, key string) (*peer.Product, error) {
@@ -96,8 +99,10 @@ func (w *worker) load(ctx context.Context, key string) (*peer.Product, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := rig.SleepUntil(ctx, l.At.Add(w.setup.Load)); err != nil {
-		return nil, err
+	if key != warmUpKey {
+		if err := rig.SleepUntil(ctx, l.At.Add(w.setup.Load)); err != nil {
+			return nil, err
+		}
 	}
 	return peer.NewProduct(l.Number, l.Stock, time.Now()), nil
 }
@@ -191,8 +196,12 @@ func (t *tally) record(start, end time.Time, slow time.Duration, p *peer.Product
 	}
 }
 
-// crowd lets all callers call at the same moment. They are counted when all are back: a
-// histogram for each, made meanwhile, kept both processors for longer than their calls.
+// crowdRest is how long a process whose callers are back waits for those of the others.
+const crowdRest = 100 * time.Millisecond
+
+// crowd lets all callers call at the same moment. They are counted when all are back, also
+// those of other processes: to make and write histograms takes longer than the calls, and
+// who is first would keep the processors from who is last.
 func (w *worker) crowd(ctx context.Context, a crowdArgs) (*tally, error) {
 	type call struct {
 		start, end time.Time
@@ -200,21 +209,25 @@ func (w *worker) crowd(ctx context.Context, a crowdArgs) (*tally, error) {
 		err        error
 	}
 	calls := make([]call, a.Callers)
+	begin := make(chan struct{})
 	var callers sync.WaitGroup
 	for i := range calls {
 		callers.Go(func() {
-			if rig.SleepUntil(ctx, a.At) != nil {
-				return
-			}
+			<-begin
 			c := &calls[i]
 			c.start = time.Now()
 			c.product, c.err = w.peer.Get(ctx, a.Key)
 			c.end = time.Now()
 		})
 	}
+	err := rig.SleepUntil(ctx, a.At)
+	close(begin)
 	callers.Wait()
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	if err != nil {
+		return nil, err
+	}
+	if err := rig.Sleep(ctx, crowdRest); err != nil {
+		return nil, err
 	}
 	all := newTally()
 	for _, c := range calls {
