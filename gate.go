@@ -89,7 +89,8 @@ const drainTime = 5 * time.Second
 // go of one when its ReadTimeout ends, by default after 5 s: this must be more.
 const letGoTime = 6 * time.Second
 
-// Open opens a gate. It returns a *[ConfigError] for options that cannot be used,
+// Open opens a gate. It returns a *[ConfigError] for options that cannot be used, the
+// client of one node of a Cluster among them,
 // and the server's error if Redis refuses this client: the authentication, or a right
 // that a gate needs, which the error names (docs/acl.md has the list). If
 // Redis cannot be reached, the gate opens all the same and goes on trying: a
@@ -151,6 +152,10 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 	if remote.Rejected(err) {
 		_ = g.store.Wait(ctx) // its probes
 		return nil, rejected(err)
+	}
+	if (err == nil || remote.Moved(err)) && g.store.PartOfCluster(ctx) {
+		_ = g.store.Wait(ctx)
+		return nil, &ConfigError{Field: "Options.Redis", Value: "the client of a single node", Want: "a *redis.ClusterClient: the node has a part of a Cluster's keys"}
 	}
 	g.bus = g.store.Listen(ctx, busListener{g})
 	g.replayer = g.startReplayer(ctx)

@@ -202,6 +202,23 @@ func TestAChangeAfterAFailoverIsHeard(t *testing.T) { // I9
 	untilHeard(t, caches[1], caches[0])
 }
 
+func TestTheClientOfOneNodeOfAClusterIsRefused(t *testing.T) {
+	t.Parallel()
+	cluster := testutil.StartCluster(t)
+	for _, addr := range cluster.Addrs() {
+		_, err := herdgate.Open(t.Context(), herdgate.Options{Redis: testutil.NewClient(t, addr), Namespace: "test"})
+		bad, ok := errors.AsType[*herdgate.ConfigError](err)
+		if !ok || bad.Field != "Options.Redis" || !strings.Contains(bad.Want, "ClusterClient") {
+			t.Errorf("Open with a client of one node: %v", err)
+		}
+	}
+	// All keys are on one: then its client has them all.
+	moveSlots(t, cluster, 1, 0, 16384)
+	moveSlots(t, cluster, 2, 0, 16384)
+	c := newCache(t, openGate(t, herdgate.Options{Redis: testutil.NewClient(t, cluster.Addrs()[0]), Namespace: "test"}), newOrigin(0).load, topologyPolicy())
+	get(t, c, "key")
+}
+
 func TestSlotsMoveUnderLoadAndNoCallFails(t *testing.T) { // I6
 	t.Parallel()
 	cluster := testutil.StartCluster(t)

@@ -496,6 +496,9 @@ func (s *Store) Healthy() bool { return s.downs.Load() == 0 }
 // sending the command again would not change.
 func Answered(err error) bool { return judge(err) == verdictAnswer }
 
+// Moved reports whether err says that the keys are, or go, elsewhere.
+func Moved(err error) bool { return judge(err) == verdictMoving }
+
 func (s *Store) mono() time.Duration { return time.Since(s.start) }
 
 // ended reports whether Stop has been called.

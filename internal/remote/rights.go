@@ -139,6 +139,34 @@ func (s *Store) CheckRights(ctx context.Context) error {
 	return l.or(err)
 }
 
+// PartOfCluster reports whether the server refers its client to others for some of the
+// keys, and the client is none that follows. Where nothing is sharded it takes one command
+// to tell, with two keys at a time.
+func (s *Store) PartOfCluster(ctx context.Context) bool {
+	if _, ok := s.rdb.(*redis.ClusterClient); ok {
+		return false
+	}
+	part, _ := guarded(ctx, route{breaker: &s.server}, ordinary, func(ctx context.Context) (bool, error) {
+		keys := make([]string, 16) // one master of two has all of them once in 60 000 Clusters
+		for i := range keys {
+			keys[i] = s.probeKey(strconv.Itoa(i))
+		}
+		err := s.rdb.Process(ctx, evalCmd(ctx, "eval", nothing, keys[:2], nil))
+		if err == nil || !strings.HasPrefix(err.Error(), "CROSSSLOT ") {
+			return false, err
+		}
+		pipe := s.rdb.Pipeline()
+		for _, key := range keys {
+			_ = pipe.Process(ctx, evalCmd(ctx, "eval", nothing, []string{key}, nil)) // only puts it into the pipeline
+		}
+		tried, _ := pipe.Exec(ctx)
+		return slices.ContainsFunc(tried, func(cmd redis.Cmder) bool {
+			return cmd.Err() != nil && strings.HasPrefix(cmd.Err().Error(), "MOVED ")
+		}), nil
+	})
+	return part
+}
+
 // CheckKeys tries whether scripts may use the keys of a cache, in one step; those of its
 // tags, too, if it is tagged. Errors are as those of CheckRights.
 func (s *Store) CheckKeys(ctx context.Context, cache string, tagged bool) error { //nolint:revive // tagged is a property of the cache, not a way to work
