@@ -37,7 +37,7 @@ type localArgs struct {
 	Keys int
 	Zipf bool
 	Ps   int
-	Each int // Gets of one goroutine in one round: so many that to start it takes no share of that
+	Each int // most Gets of one goroutine in one round: so many that to start it takes no share of that
 	For  time.Duration
 }
 
@@ -93,6 +93,9 @@ func (w *worker) local(ctx context.Context, a localArgs) (result.Figures, error)
 		alone := getAll(ctx, subject, sequence)
 		alone.alone = true
 		sides = append(sides, alone)
+	}
+	if g.Each, err = g.atMost(sides[0], a.For/25); err != nil {
+		return nil, err
 	}
 	rounds, err := interleave(ctx, g, a.For, sides...)
 	if err != nil {

@@ -26,6 +26,16 @@ type gang struct {
 
 func (g gang) ops() int { return g.Goroutines * g.Each }
 
+// atMost is Each, or as many operations of a side as a round may have that takes so long.
+func (g gang) atMost(s side, d time.Duration) (int, error) {
+	few := gang{Goroutines: g.Goroutines, Each: max(1, g.Each/100)}
+	r, err := few.run(s, 0)
+	if err != nil {
+		return 0, err
+	}
+	return min(g.Each, int(float64(few.Each)*float64(d)/float64(r.took))), nil
+}
+
 // A round is what one side took for its share of one round.
 type round struct {
 	took          time.Duration

@@ -199,9 +199,9 @@ func (t *tally) record(start, end time.Time, slow time.Duration, p *peer.Product
 // crowdRest is how long a process whose callers are back waits for those of the others.
 const crowdRest = 100 * time.Millisecond
 
-// crowd lets all callers call at the same moment. They are counted when all are back, also
-// those of other processes: to make and write histograms takes longer than the calls, and
-// who is first would keep the processors from who is last.
+// crowd lets all callers call at the same moment. They are counted when all are back, most
+// likely those of other processes, too: to make and write histograms takes longer than the
+// calls, and who is first would keep the processors from who is last.
 func (w *worker) crowd(ctx context.Context, a crowdArgs) (*tally, error) {
 	type call struct {
 		start, end time.Time
