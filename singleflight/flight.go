@@ -88,12 +88,15 @@ func (f *Flight[K, S, V]) Finish(value V, err error) {
 
 // Done is closed when the flight has finished.
 func (f *Flight[K, S, V]) Done() <-chan struct{} {
-	if done := f.pending(); done != nil {
-		return done
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	if f.done == nil {
+		f.done = make(chan struct{})
+		if f.finished {
+			close(f.done)
+		}
 	}
-	done := make(chan struct{})
-	close(done)
-	return done
+	return f.done
 }
 
 // pending is closed when the flight finishes; nil if it has.

@@ -20,7 +20,7 @@ import (
 // The zero Group is ready for use. It must not be copied after first use. All
 // its methods may be called concurrently, also from inside a running flight.
 type Group[K comparable, S, V any] struct {
-	mu sync.Mutex // protects what follows, and older, newer and detached of every flight
+	mu sync.Mutex // protects what follows, and what every flight says it does
 
 	// flights holds the newest running flight of each key; the older ones hang
 	// behind it by older. A flight is only ever started when the newest one is
