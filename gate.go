@@ -89,14 +89,13 @@ const drainTime = 5 * time.Second
 // go of one when its ReadTimeout ends, by default after 5 s: this must be more.
 const letGoTime = 6 * time.Second
 
-// Open opens a gate. It returns a *[ConfigError] for options that cannot be used, the
-// client of one node of a Cluster among them,
-// and the server's error if Redis refuses this client: the authentication, or a right
-// that a gate needs, which the error names (docs/acl.md has the list). If
-// Redis cannot be reached, the gate opens all the same and goes on trying: a
-// service must be able to start while its cache is out. A right that is taken away
-// later is an outage of what needs it. ctx bounds Open only, and
-// its values go along with the gate's own commands.
+// Open opens a gate. It returns a *[ConfigError] for options that cannot be used, also for
+// the client of a single node where a Cluster says that others have a part of the keys,
+// and the server's error if Redis refuses this client: the authentication, or a right that a gate needs, which the error names
+// (docs/acl.md has the list). If Redis cannot be reached, the gate opens all the same
+// and goes on trying: a service must be able to start while its cache is out. A right
+// that is taken away later is an outage of what needs it. ctx bounds Open only, and its
+// values go along with the gate's own commands.
 func Open(ctx context.Context, options Options) (*Gate, error) {
 	return open(ctx, options, time.Now)
 }
@@ -153,9 +152,9 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 		_ = g.store.Wait(ctx) // its probes
 		return nil, rejected(err)
 	}
-	if (err == nil || remote.Moved(err)) && g.store.PartOfCluster(ctx) {
+	if (err == nil || remote.Moved(err)) && g.store.Sharded(ctx) {
 		_ = g.store.Wait(ctx)
-		return nil, &ConfigError{Field: "Options.Redis", Value: "the client of a single node", Want: "a *redis.ClusterClient: the node has a part of a Cluster's keys"}
+		return nil, &ConfigError{Field: "Options.Redis", Value: "the client of a single node", Want: "a *redis.ClusterClient: it is a node of a Cluster, whose other nodes have a part of the keys"}
 	}
 	g.bus = g.store.Listen(ctx, busListener{g})
 	g.replayer = g.startReplayer(ctx)

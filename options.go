@@ -19,9 +19,10 @@ const Off = -1
 // Options are what a gate is opened with. The zero value of each field is its
 // default.
 type Options struct {
-	// Redis is the shared tier: a go-redis v9 client of a single node, of Sentinel or
-	// of a Cluster, Redis 6 or newer. The gate does not close it. nil: this process caches
-	// for itself alone, in the local tier.
+	// Redis is the shared tier: a go-redis v9 client of a single node, of Sentinel or of a
+	// Cluster, Redis 6 or newer. The gate does not close it. Where the keys are on several
+	// nodes it must be a *redis.ClusterClient. nil: this process caches for itself alone,
+	// in the local tier.
 	//
 	// Set ContextTimeoutEnabled in the client's options: a lone call then reads in its own
 	// goroutine, in half the time. Its deadline counts as before, but a cancel may then be

@@ -139,15 +139,15 @@ func (s *Store) CheckRights(ctx context.Context) error {
 	return l.or(err)
 }
 
-// PartOfCluster reports whether the server refers its client to others for some of the
-// keys, and the client is none that follows. Where nothing is sharded it takes one command
-// to tell, with two keys at a time.
-func (s *Store) PartOfCluster(ctx context.Context) bool {
+// Sharded reports whether the keys are on several servers of a Cluster, and the client is
+// none that follows them. Where nothing is sharded it takes one command to tell: a server
+// that is no part of a Cluster takes keys of different slots.
+func (s *Store) Sharded(ctx context.Context) bool {
 	if _, ok := s.rdb.(*redis.ClusterClient); ok {
 		return false
 	}
-	part, _ := guarded(ctx, route{breaker: &s.server}, ordinary, func(ctx context.Context) (bool, error) {
-		keys := make([]string, 16) // one master of two has all of them once in 60 000 Clusters
+	sharded, _ := guarded(ctx, route{breaker: &s.server}, ordinary, func(ctx context.Context) (bool, error) {
+		keys := make([]string, 100) // of slots all over their range
 		for i := range keys {
 			keys[i] = s.probeKey(strconv.Itoa(i))
 		}
@@ -159,12 +159,23 @@ func (s *Store) PartOfCluster(ctx context.Context) bool {
 		for _, key := range keys {
 			_ = pipe.Process(ctx, evalCmd(ctx, "eval", nothing, []string{key}, nil)) // only puts it into the pipeline
 		}
-		tried, _ := pipe.Exec(ctx)
-		return slices.ContainsFunc(tried, func(cmd redis.Cmder) bool {
-			return cmd.Err() != nil && strings.HasPrefix(cmd.Err().Error(), "MOVED ")
-		}), nil
+		tried, err := pipe.Exec(ctx)
+		// A replica names the master of each: a Cluster may have only one.
+		owners := map[string]bool{}
+		for _, cmd := range tried {
+			owner := ""
+			if err := cmd.Err(); err != nil {
+				moved, ok := strings.CutPrefix(err.Error(), "MOVED ")
+				if !ok {
+					continue
+				}
+				_, owner, _ = strings.Cut(moved, " ")
+			}
+			owners[owner] = true
+		}
+		return len(owners) > 1, err
 	})
-	return part
+	return sharded
 }
 
 // CheckKeys tries whether scripts may use the keys of a cache, in one step; those of its
