@@ -196,7 +196,9 @@ func (c *Cache[V]) Lookup(ctx context.Context, key string) (Result[V], error) {
 // value is loaded without it.
 func (c *Cache[V]) Refresh(ctx context.Context, key string) (V, error) {
 	start := c.gate.now()
-	r, err := c.join(ctx, &request[V]{key: key, p: c.plan(key), start: start, anew: true})
+	q := newRequest(key, c.plan(key), start)
+	q.anew = true
+	r, err := c.join(ctx, q)
 	r, err = c.concluded(key, r, err, start)
 	return r.Value, err
 }

@@ -147,6 +147,7 @@ func (c *Cache[V]) unlocked(f *flight[V], p *plan[V], keep keeping) (Result[V], 
 	if err != nil {
 		return Result[V]{}, c.gaveUp(patience, f.Key())
 	}
+	f.State.patience = until(patience)
 	return c.alone(f, p, slot, keep)
 }
 

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -557,6 +558,133 @@ func TestNobodyWaitsLongerThanWaitTimeoutThoughTheFlightIsAnothers(t *testing.T)
 		}
 		w.pass(time.Minute)
 	})
+}
+
+func TestTheTimeOfACallsOwnLoadIsNoWait(t *testing.T) { // I3
+	virtually(t, func(w *world) {
+		for name, read := range singlyOrMany() {
+			o := newOrigin(2 * time.Second)
+			c := newCache(w.T, w.gate(), o.load, herdgate.Policy{WaitTimeout: 1500 * time.Millisecond})
+			deleted := make(chan error, 1)
+			go func() {
+				<-o.begun
+				w.pass(1800 * time.Millisecond)
+				deleted <- c.Delete(w.Context(), name)
+			}()
+			if v, err := read(w.Context(), c, name); err != nil || v != name+"#2" {
+				w.Errorf("%s: got %q, %v", name, v, err)
+			}
+			if err := <-deleted; err != nil {
+				w.Error(err)
+			}
+		}
+	})
+}
+
+func TestACallThatAChangeSendsBackHasWhatIsLeftOfItsTimeToWait(t *testing.T) { // I3
+	for _, unlocked := range []bool{false, true} {
+		virtually(t, func(w *world) {
+			for name, read := range singlyOrMany() {
+				o := newOrigin(3 * time.Second)
+				policy := herdgate.Policy{WaitTimeout: 4 * time.Second}
+				c := newCache(w.T, w.gate(func(o *herdgate.Options) { o.MaxLoads = 1 }), o.load, policy)
+				if unlocked { // a newer version of the code has stored it
+					policy.Version = 1
+					if err := newCache(w.T, w.gate(), o.load, policy).Set(w.Context(), name, "newer"); err != nil {
+						w.Fatal(err)
+					}
+				}
+				var others sync.WaitGroup
+				load := func(key string) { others.Go(func() { _, _ = c.Get(w.Context(), key) }) }
+				load(name + " before it")
+				<-o.begun
+				began := time.Now()
+				others.Go(func() {
+					<-o.begun // after 3 s in the queue for the slot
+					load(name + " after it")
+					w.pass(500 * time.Millisecond)
+					if err := c.Delete(w.Context(), name); err != nil {
+						w.Error(err)
+					}
+				})
+				_, err := read(w.Context(), c, name)
+				if took := time.Since(began); !errors.Is(err, herdgate.ErrWaitTimeout) || took < 4*time.Second || took > 5*time.Second {
+					w.Errorf("%s: %v after %v", name, err, took)
+				}
+				if n := c.Stats().WaitTimeouts; n != 1 {
+					w.Errorf("%s: %d flights waited for too long", name, n)
+				}
+				others.Wait()
+			}
+		})
+	}
+}
+
+func TestACallThatAChangeSendsBackLoadsAfterItsWaitAtOnce(t *testing.T) { // I3
+	virtually(t, func(w *world) {
+		slow, fast := newOrigin(10*time.Second), newOrigin(3*time.Second)
+		policy := herdgate.Policy{WaitTimeout: 4 * time.Second, LoadTimeout: time.Minute, AfterWait: herdgate.LoadAfterWait}
+		a, b := newCache(w.T, w.gate(), slow.load, policy), newCache(w.T, w.gate(), fast.load, policy)
+		go func() { _, _ = a.Get(w.Context(), "k") }()
+		<-slow.begun
+		began := time.Now()
+		go func() {
+			<-fast.begun // b has waited for 4 s
+			w.pass(time.Second)
+			if err := a.Delete(w.Context(), "k"); err != nil {
+				w.Error(err)
+			}
+		}()
+		if v := get(w.T, b, "k"); v != "k#2" {
+			w.Errorf("got %q", v)
+		}
+		if took := time.Since(began); took > 9*time.Second {
+			w.Errorf("after %v", took)
+		}
+		w.pass(time.Minute)
+	})
+}
+
+func TestABatchWaitsForItsSlotAndForOthersWithinOneWaitTimeout(t *testing.T) { // I3
+	virtually(t, func(w *world) {
+		o := newOrigin(6 * time.Second)
+		policy := herdgate.Policy{WaitTimeout: 4 * time.Second, LoadTimeout: time.Minute}
+		loading := newCache(w.T, w.gate(), o.load, policy)
+		g := w.gate(func(o *herdgate.Options) { o.MaxLoads = 1 })
+		busy, err := herdgate.New(g, "busy", newOrigin(3*time.Second).load, policy)
+		if err != nil {
+			w.Fatal(err)
+		}
+		together, err := herdgate.NewLoader(g, "things", herdgate.BatchLoaderFunc[string](func(context.Context, []string) (map[string]string, error) {
+			return nil, errors.New("another instance loads it")
+		}), policy)
+		if err != nil {
+			w.Fatal(err)
+		}
+		go func() { _, _ = busy.Get(w.Context(), "k") }()
+		w.pass(100 * time.Millisecond)
+		go func() { _, _ = loading.Get(w.Context(), "k") }()
+		<-o.begun
+		began := time.Now()
+		_, err = together.GetMany(w.Context(), []string{"k"})
+		if took := time.Since(began); !errors.Is(err, herdgate.ErrWaitTimeout) || took > 5*time.Second {
+			w.Errorf("%v after %v", err, took)
+		}
+		w.pass(time.Minute)
+	})
+}
+
+// singlyOrMany are the ways to read a key.
+func singlyOrMany() map[string]func(context.Context, *herdgate.Cache[string], string) (string, error) {
+	return map[string]func(context.Context, *herdgate.Cache[string], string) (string, error){
+		"one": func(ctx context.Context, c *herdgate.Cache[string], key string) (string, error) {
+			return c.Get(ctx, key)
+		},
+		"many": func(ctx context.Context, c *herdgate.Cache[string], key string) (string, error) {
+			all, err := c.GetMany(ctx, []string{key})
+			return all[key], err
+		},
+	}
 }
 
 func TestALoadersErrorIsNotTakenForTheFlightsOwn(t *testing.T) {

@@ -127,7 +127,7 @@ func (c *Cache[V]) many(ctx context.Context, keys []string, due func(*copied[V],
 	}
 	for _, w := range missing {
 		wait := func() {
-			q, again := &request[V]{key: w.key, p: w.p, start: start}, false
+			q, again := newRequest(w.key, w.p, start), false
 			if w.result, again, w.err = c.follow(ctx, w.flight, q); again {
 				w.result, w.err = c.join(ctx, q)
 			}
@@ -347,6 +347,9 @@ func (c *Cache[V]) rebuildMany(p *plan[V], ms []*member[V], rest time.Duration) 
 			m.goOn(func(f *flight[V]) (Result[V], error) { return c.impatient(patience, f, p) })
 		}
 		return
+	}
+	for _, m := range ms {
+		m.f.State.patience = until(patience)
 	}
 	slotted, slotless := c.slots(shared, ms)
 	for _, m := range slotless {

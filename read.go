@@ -48,7 +48,7 @@ func (c *Cache[V]) lookup(ctx context.Context, key string, p *plan[V]) (Result[V
 	c.kept.of(key).touch(start)
 	r, served, err := c.local(ctx, key, p)
 	if !served {
-		r, err = c.join(ctx, &request[V]{key: key, p: p, start: start})
+		r, err = c.join(ctx, newRequest(key, p, start))
 	}
 	return c.answer(key, r, err, start)
 }
@@ -173,17 +173,23 @@ const steadfastAfter = 2
 
 // request is a call that needs a flight.
 type request[V any] struct {
-	key   string
-	p     *plan[V]
-	start time.Duration // of the call
-	anew  bool          // the entry is to be rebuilt, whatever is there
+	key      string
+	p        *plan[V]
+	anew     bool          // the entry is to be rebuilt, whatever is there
+	since    time.Duration // when it began to wait for its present flight
+	patience time.Duration // how long it may wait for that one
+	returns  int           // how many flights have sent it back
+}
+
+func newRequest[V any](key string, p *plan[V], since time.Duration) *request[V] {
+	return &request[V]{key: key, p: p, since: since, patience: p.policy.WaitTimeout}
 }
 
 // join waits, on the caller's own context, for the flight of its key. A flight whose load
 // was cancelled by a change sends its callers back here.
 func (c *Cache[V]) join(ctx context.Context, q *request[V]) (Result[V], error) {
-	for tries := 0; ; tries++ {
-		f, err := c.find(ctx, q, tries)
+	for {
+		f, err := c.find(ctx, q)
 		if err != nil {
 			return Result[V]{}, err
 		}
@@ -194,7 +200,7 @@ func (c *Cache[V]) join(ctx context.Context, q *request[V]) (Result[V], error) {
 }
 
 // find returns the flight of a request. It lets one begin if there is none.
-func (c *Cache[V]) find(ctx context.Context, q *request[V], tries int) (boarded[V], error) {
+func (c *Cache[V]) find(ctx context.Context, q *request[V]) (boarded[V], error) {
 	in, fly := &c.flights, c.fly
 	if q.anew {
 		in, fly = &c.renewals, c.renew
@@ -203,13 +209,10 @@ func (c *Cache[V]) find(ctx context.Context, q *request[V], tries int) (boarded[
 	if err != nil || joined {
 		return boarded[V]{f, joined}, err
 	}
-	if tries >= steadfastAfter {
+	if q.returns >= steadfastAfter {
 		f.State.stand()
 	}
-	f.State.patience = q.p.policy.WaitTimeout
-	if tries > 0 {
-		f.State.patience -= c.gate.now() - q.start
-	}
+	f.State.patience = q.patience
 	fly(ctx, f, q.p)
 	return boarded[V]{f, joined}, nil
 }
@@ -241,17 +244,28 @@ func (c *Cache[V]) follow(ctx context.Context, f boarded[V], q *request[V]) (r R
 // failure says whether a call whose flight has failed is to look for another one, else
 // what its error is.
 func (c *Cache[V]) failure(f boarded[V], q *request[V], err error) (again bool, _ error) {
+	expired := f.joined && saysOnly(err, ErrWaitTimeout) // it had begun to wait before this call
 	switch {
+	case expired:
 	case errors.Is(err, errRestart):
 	case f.joined && q.p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
-	case f.joined && saysOnly(err, ErrWaitTimeout): // it had begun to wait before this call
 	default:
 		return false, err
 	}
-	if c.gate.now()-q.start >= q.p.policy.WaitTimeout {
-		return false, c.failed(f.Key(), ErrWaitTimeout)
+	now, had := c.gate.now(), q.patience
+	q.patience -= now - q.since
+	if !f.joined {
+		q.patience = f.State.patience // the time of a call's own load is no wait
 	}
-	return true, nil
+	q.since = now
+	q.returns++
+	if expired {
+		had = q.patience
+	}
+	if had <= 0 {
+		return false, c.failed(q.key, ErrWaitTimeout)
+	}
+	return true, nil // if no patience is left, the next flight does what AfterWait says
 }
 
 // board is told of a call that joins a flight, and returns who is to be told when it has

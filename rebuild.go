@@ -95,6 +95,7 @@ func (c *Cache[V]) rebuild(f *flight[V], keys remote.Keys, old found[V], p *plan
 			}
 			switch a.State {
 			case remote.Granted:
+				f.State.patience = until(patience)
 				return c.build(f, keys, a, p, slot)
 			case remote.Pass:
 				return c.alone(f, p, slot, keepNothing)

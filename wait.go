@@ -70,6 +70,7 @@ func (c *Cache[V]) pollAfter(n int) time.Duration {
 // impatient ends a call that has waited for WaitTimeout, or whose gate closes.
 func (c *Cache[V]) impatient(patience context.Context, f *flight[V], p *plan[V]) (Result[V], error) {
 	err := c.gaveUp(patience, f.Key())
+	f.State.patience = 0
 	if p.policy.AfterWait == LoadAfterWait && errors.Is(err, ErrWaitTimeout) {
 		if slot, ok := c.gate.trySlot(patience); ok {
 			return c.alone(f, p, slot, keepNothing)

@@ -7,7 +7,7 @@ import (
 
 // work is the state of a flight that others may touch while it runs.
 type work struct {
-	patience time.Duration // how long the flight may wait; its own goroutine's alone
+	patience time.Duration // how long the flight may wait, or what is left of it when it has ended; its own goroutine's alone until then
 	early    time.Duration // early point of the entry that the flight has found or made; likewise
 
 	mu     sync.Mutex    // protects the fields below
