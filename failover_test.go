@@ -158,6 +158,9 @@ func TestAChangeThatTooFewReplicasHaveIsAnError(t *testing.T) {
 				return err
 			}
 			testutil.Eventually(t, topologyPatience, func() bool { return all() == nil }, "the replicas have all changes")
+			if err := c.Delete(t.Context(), "k"); err != nil { // a Set of what is there is not seen
+				t.Fatal(err)
+			}
 			before := g.Stats()
 			if before.ChangesFailed+before.Journaled > 0 {
 				t.Errorf("%+v", before)
