@@ -17,11 +17,11 @@ import (
 
 // wanted is a key of a call for many.
 type wanted[V any] struct {
-	key    string
-	p      *plan[V]
-	flight boarded[V] // if it was not served from the local tier
-	result Result[V]
-	err    error
+	key     string
+	p       *plan[V]
+	request *request[V] // if it was not served from the local tier
+	result  Result[V]
+	err     error
 }
 
 // member is a key of a batch: one whose flight the batch has opened, and ends. Each
@@ -126,14 +126,9 @@ func (c *Cache[V]) many(ctx context.Context, keys []string, due func(*copied[V],
 	case <-ctx.Done():
 	}
 	for _, w := range missing {
-		wait := func() {
-			q, again := newRequest(w.key, w.p, start), false
-			if w.result, again, w.err = c.follow(ctx, w.flight, q); again {
-				w.result, w.err = c.join(ctx, q)
-			}
-		}
+		wait := func() { w.result, w.err = c.join(ctx, w.request) }
 		select {
-		case <-w.flight.Done():
+		case <-w.request.flight.Done():
 			wait()
 		default:
 			waiting.Go(wait)
@@ -161,10 +156,11 @@ func (b *batch[V]) open(ctx context.Context, missing []*wanted[V]) error {
 		return ErrClosed
 	}
 	for _, w := range missing {
-		f, joined := b.c.flights.Open(ctx, w.key)
-		w.flight = boarded[V]{f, joined}
-		if !joined {
-			b.members = append(b.members, &member[V]{key: w.key, f: f, p: w.p, keys: b.c.keys(w.key)})
+		q := newRequest(w.key, w.p, b.start)
+		q.flight, q.joined = b.c.flights.Open(ctx, w.key)
+		w.request = q
+		if !q.joined {
+			b.members = append(b.members, &member[V]{key: w.key, f: q.flight, p: w.p, keys: b.c.keys(w.key)})
 		}
 	}
 	if len(b.members) == 0 {

@@ -176,8 +176,10 @@ type request[V any] struct {
 	key      string
 	p        *plan[V]
 	anew     bool          // the entry is to be rebuilt, whatever is there
+	flight   *flight[V]    // nil for one that is to be found
+	joined   bool          // another call has started the flight
 	since    time.Duration // when it began to wait for its present flight
-	patience time.Duration // how long it may wait for that one
+	patience time.Duration // how long it may wait for that
 	returns  int           // how many flights have sent it back
 }
 
@@ -186,79 +188,68 @@ func newRequest[V any](key string, p *plan[V], since time.Duration) *request[V] 
 }
 
 // join waits, on the caller's own context, for the flight of its key. A flight whose load
-// was cancelled by a change sends its callers back here.
-func (c *Cache[V]) join(ctx context.Context, q *request[V]) (Result[V], error) {
-	for {
-		f, err := c.find(ctx, q)
-		if err != nil {
-			return Result[V]{}, err
+// was cancelled by a change sends its callers back here. It does all of that in one frame:
+// a waiting goroutine whose stack has to grow pays half of its CPU time for that.
+func (c *Cache[V]) join(ctx context.Context, q *request[V]) (r Result[V], err error) {
+	for again := true; again; {
+		if q.flight == nil {
+			if err = c.find(ctx, q); err != nil {
+				return r, err
+			}
 		}
-		if r, again, err := c.follow(ctx, f, q); !again {
-			return r, err
+		var end func(error)
+		if q.joined {
+			end = c.board(ctx, q.flight)
 		}
+		r, err = q.flight.Wait(ctx)
+		if end != nil {
+			end(err)
+		}
+		if err == nil {
+			return r, nil
+		}
+		again, err = c.failure(q, err)
 	}
+	return r, err
 }
 
-// find returns the flight of a request. It lets one begin if there is none.
-func (c *Cache[V]) find(ctx context.Context, q *request[V]) (boarded[V], error) {
+// find gives a request the flight of its key. It lets one begin if there is none.
+func (c *Cache[V]) find(ctx context.Context, q *request[V]) (err error) {
 	in, fly := &c.flights, c.fly
 	if q.anew {
 		in, fly = &c.renewals, c.renew
 	}
-	f, joined, err := c.open(ctx, q.key, in)
-	if err != nil || joined {
-		return boarded[V]{f, joined}, err
+	q.flight, q.joined, err = c.open(ctx, q.key, in)
+	if err != nil || q.joined {
+		return err
 	}
 	if q.returns >= steadfastAfter {
-		f.State.stand()
+		q.flight.State.stand()
 	}
-	f.State.patience = q.patience
-	fly(ctx, f, q.p)
-	return boarded[V]{f, joined}, nil
-}
-
-// boarded is a flight that a call waits for.
-type boarded[V any] struct {
-	*flight[V]
-
-	joined bool // another call has started it
-}
-
-// follow waits for a flight, on the caller's own context. again says that the caller
-// is to look for another one.
-func (c *Cache[V]) follow(ctx context.Context, f boarded[V], q *request[V]) (r Result[V], again bool, err error) {
-	var end func(error)
-	if f.joined {
-		end = c.board(ctx, f.flight)
-	}
-	r, err = f.Wait(ctx)
-	if end != nil {
-		end(err)
-	}
-	if err != nil {
-		again, err = c.failure(f, q, err)
-	}
-	return r, again, err
+	q.flight.State.patience = q.patience
+	fly(ctx, q.flight, q.p)
+	return nil
 }
 
 // failure says whether a call whose flight has failed is to look for another one, else
 // what its error is.
-func (c *Cache[V]) failure(f boarded[V], q *request[V], err error) (again bool, _ error) {
-	expired := f.joined && saysOnly(err, ErrWaitTimeout) // it had begun to wait before this call
+func (c *Cache[V]) failure(q *request[V], err error) (again bool, _ error) {
+	expired := q.joined && saysOnly(err, ErrWaitTimeout) // it had begun to wait before this call
 	switch {
 	case expired:
 	case errors.Is(err, errRestart):
-	case f.joined && q.p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
+	case q.joined && q.p.loads() && saysOnly(err, ErrNoLoader): // it was a flight without one
 	default:
 		return false, err
 	}
 	now, had := c.gate.now(), q.patience
 	q.patience -= now - q.since
-	if !f.joined {
-		q.patience = f.State.patience // the time of a call's own load is no wait
+	if !q.joined {
+		q.patience = q.flight.State.patience // the time of a call's own load is no wait
 	}
 	q.since = now
 	q.returns++
+	q.flight = nil
 	if expired {
 		had = q.patience
 	}
