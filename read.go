@@ -245,7 +245,7 @@ func (c *Cache[V]) failure(q *request[V], err error) (again bool, _ error) {
 	now, had := c.gate.now(), q.patience
 	q.patience -= now - q.since
 	if !q.joined {
-		q.patience = q.flight.State.patience // the time of a call's own load is no wait
+		q.patience = q.flight.State.patience // the time of a call's own load is no wait; steadfastAfter bounds how often that counts
 	}
 	q.since = now
 	q.returns++
