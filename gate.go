@@ -91,11 +91,11 @@ const letGoTime = 6 * time.Second
 
 // Open opens a gate. It returns a *[ConfigError] for options that cannot be used, also for
 // the client of a single node where a Cluster says that others have a part of the keys,
-// and the server's error if Redis refuses this client: the authentication, or a right that a gate needs, which the error names
-// (docs/acl.md has the list). If Redis cannot be reached, the gate opens all the same
-// and goes on trying: a service must be able to start while its cache is out. A right
-// that is taken away later is an outage of what needs it. ctx bounds Open only, and its
-// values go along with the gate's own commands.
+// and the server's error if Redis refuses this client: the authentication, or a right
+// that a gate needs, which the error names (docs/acl.md has the list). If Redis cannot be
+// reached, the gate opens all the same and goes on trying: a service must be able to
+// start while its cache is out. A right that is taken away later is an outage of what
+// needs it. ctx bounds Open only, and its values go along with the gate's own commands.
 func Open(ctx context.Context, options Options) (*Gate, error) {
 	return open(ctx, options, time.Now)
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/herdgate/herdgate/singleflight"
 )
 
-// wanted is a key of a call for many.
+// wanted is a key of a call for many. It needs a flight if it is not served from the local
+// tier.
 type wanted[V any] struct {
-	key     string
-	p       *plan[V]
-	request *request[V] // if it was not served from the local tier
-	result  Result[V]
-	err     error
+	request[V]
+
+	result Result[V]
+	err    error
 }
 
 // member is a key of a batch: one whose flight the batch has opened, and ends. Each
@@ -86,7 +86,7 @@ func (c *Cache[V]) many(ctx context.Context, keys []string, due func(*copied[V],
 	var soft []softly[V]
 	for i, key := range keys {
 		w := &all[i]
-		w.key, w.p = key, c.plan(key)
+		w.request = *newRequest(key, c.plan(key), start)
 		c.kept.of(key).touch(start)
 		cp, now := c.unchecked(key)
 		if cp == nil {
@@ -126,9 +126,9 @@ func (c *Cache[V]) many(ctx context.Context, keys []string, due func(*copied[V],
 	case <-ctx.Done():
 	}
 	for _, w := range missing {
-		wait := func() { w.result, w.err = c.join(ctx, w.request) }
+		wait := func() { w.result, w.err = c.join(ctx, &w.request) }
 		select {
-		case <-w.request.flight.Done():
+		case <-w.flight.Done():
 			wait()
 		default:
 			waiting.Go(wait)
@@ -156,11 +156,9 @@ func (b *batch[V]) open(ctx context.Context, missing []*wanted[V]) error {
 		return ErrClosed
 	}
 	for _, w := range missing {
-		q := newRequest(w.key, w.p, b.start)
-		q.flight, q.joined = b.c.flights.Open(ctx, w.key)
-		w.request = q
-		if !q.joined {
-			b.members = append(b.members, &member[V]{key: w.key, f: q.flight, p: w.p, keys: b.c.keys(w.key)})
+		w.flight, w.joined = b.c.flights.Open(ctx, w.key)
+		if !w.joined {
+			b.members = append(b.members, &member[V]{key: w.key, f: w.flight, p: w.p, keys: b.c.keys(w.key)})
 		}
 	}
 	if len(b.members) == 0 {

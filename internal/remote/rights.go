@@ -163,15 +163,9 @@ func (s *Store) Sharded(ctx context.Context) bool {
 		// A replica names the master of each: a Cluster may have only one.
 		owners := map[string]bool{}
 		for _, cmd := range tried {
-			owner := ""
-			if err := cmd.Err(); err != nil {
-				moved, ok := strings.CutPrefix(err.Error(), "MOVED ")
-				if !ok {
-					continue
-				}
-				_, owner, _ = strings.Cut(moved, " ")
+			if addr, moved := redis.IsMovedError(cmd.Err()); moved || cmd.Err() == nil {
+				owners[addr] = true
 			}
-			owners[owner] = true
 		}
 		return len(owners) > 1, err
 	})
