@@ -38,7 +38,8 @@ const (
 // A lane is a goroutine, and to switch to it and back takes as long as the GET. So where
 // the client heeds deadlines, and the server has answered in time of late, a caller who
 // finds no lane out goes along: it is the lane for its own GET. A cancel of its context is
-// then noticed only when the GET ends, by the answer, its deadline or the timeout.
+// then noticed only when the GET ends, by the answer, its deadline or the timeout. Where
+// one follows the other, they hand on a [line].
 type reads struct {
 	server *breaker
 	used   sync.Pool // of *reading
@@ -47,8 +48,10 @@ type reads struct {
 	waiting []*reading
 	lanes   []*lane // those under way
 	idle    []*lane
-	watched bool // the watch is set
-	trusted int  // lanes in a row that were back in time with an answer
+	watched bool  // the watch is set
+	trusted int   // lanes in a row that were back in time with an answer
+	along   int   // callers that went along since the watch has looked last
+	line    *line // for the next of them, while no lane is out; nil for none
 }
 
 // reading is one GET.
@@ -131,9 +134,9 @@ func heedful(client redis.UniversalClient) bool {
 // get reads a key; redis.Nil if it is not there. It is asked for at the time now of the
 // store's clock, and over at the time end.
 func (rs *reads) get(ctx context.Context, key string, now time.Duration) (entry []byte, end time.Duration, err error) {
-	l, r := rs.send(ctx, key, now)
+	l, kept, r := rs.send(ctx, key, now)
 	if l != nil {
-		return rs.ride(ctx, l, key, now)
+		return rs.ride(ctx, l, kept, key, now)
 	}
 	select {
 	case <-r.done:
@@ -154,8 +157,8 @@ func (rs *reads) put(r *reading) {
 	rs.used.Put(r)
 }
 
-// send has a lane send a reading, or returns the one that is its caller.
-func (rs *reads) send(ctx context.Context, key string, now time.Duration) (*lane, *reading) {
+// send has a lane send a reading, or returns the one that is its caller, and its line.
+func (rs *reads) send(ctx context.Context, key string, now time.Duration) (l *lane, kept *line, r *reading) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if !rs.watched {
@@ -163,12 +166,16 @@ func (rs *reads) send(ctx context.Context, key string, now time.Duration) (*lane
 		time.AfterFunc(rs.stall(), rs.watch)
 	}
 	if rs.trusted >= trust && len(rs.lanes) == 0 && len(rs.waiting) == 0 {
-		l := rs.lane()
+		l = rs.lane()
 		l.since, l.batch = now, l.batch[:0]
 		rs.begin(l)
-		return l, nil
+		kept, rs.line = rs.line, nil
+		if rs.along++; kept == nil && rs.along > lineAfter && rs.server.store.lender != nil {
+			kept = new(line)
+		}
+		return l, kept, nil
 	}
-	r, _ := rs.used.Get().(*reading)
+	r, _ = rs.used.Get().(*reading)
 	if r == nil {
 		r = &reading{done: make(chan struct{}, 1)}
 	}
@@ -176,7 +183,7 @@ func (rs *reads) send(ctx context.Context, key string, now time.Duration) (*lane
 	r.over.Store(false)
 	rs.waiting = append(rs.waiting, r)
 	rs.start(rs.open(now)) //nolint:contextcheck // a lane has its own, with the values of the calls
-	return nil, r
+	return nil, nil, r
 }
 
 // open returns a lane for what waits, nil for none. The caller holds mu.
@@ -225,26 +232,37 @@ func (rs *reads) moving(now time.Duration) (n int) {
 	return n
 }
 
+// retire gives the line back.
+func (rs *reads) retire() {
+	rs.mu.Lock()
+	rest := rs.line
+	rs.line = nil
+	rs.mu.Unlock()
+	rest.close()
+}
+
 func (rs *reads) stall() time.Duration { return rs.server.store.timeout / stallPart }
 
 // ride is the way of a lane that is its caller. What has come meanwhile gets a goroutine.
-func (rs *reads) ride(ctx context.Context, l *lane, key string, now time.Duration) (v []byte, end time.Duration, err error) {
+func (rs *reads) ride(ctx context.Context, l *lane, kept *line, key string, now time.Duration) (v []byte, end time.Duration, err error) {
 	store := rs.server.store
 	err = singleflight.ErrGoexit // if a hook calls it
 	defer func() {
 		end = store.mono()
-		if rs.next(l, end, err) {
+		more, rest := rs.next(l, end, err, kept)
+		if more {
 			rs.start(l)
 		} else {
-			store.calls.Done()
+			defer store.calls.Done()
 		}
+		rest.close()
 	}()
 	until := store.start.Add(now + store.timeout)
 	within := ctx //nolint:contextcheck // see lent
 	if sooner, ok := ctx.Deadline(); !ok || until.Before(sooner) {
 		within = limited{lent{l, ctx}, until}
 	}
-	v, err = rs.command(within, key)
+	v, err = rs.lone(within, kept, key, now)
 	if (lent{lane: l}).Err() != nil { // the watch has given up on it
 		return nil, end, store.silent
 	}
@@ -262,21 +280,30 @@ func (rs *reads) ride(ctx context.Context, l *lane, key string, now time.Duratio
 func (rs *reads) run(l *lane) {
 	defer rs.server.store.calls.Done()
 	var err error
-	for more := true; more; more = rs.next(l, rs.server.store.mono(), err) {
+	for more := true; more; more, _ = rs.next(l, rs.server.store.mono(), err, nil) {
 		err = rs.ask(l)
 		runtime.Gosched() // who has got an answer may have another question: it goes along
 	}
 }
 
 // next gives a lane that is back, with the error of what it has sent last, another batch.
-// It is false if there is none, or if the lane was given up on.
-func (rs *reads) next(l *lane, now time.Duration, err error) bool {
+// more is false if there is none, or if the lane was given up on. Its line is kept for the
+// next caller; rest is one that nobody will use.
+func (rs *reads) next(l *lane, now time.Duration, err error, kept *line) (more bool, rest *line) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	i := slices.Index(rs.lanes, l)
 	if i < 0 {
 		rs.server.hung.Add(-1)
-		return false
+		return false, kept
+	}
+	if kept != nil {
+		if judge(err) == verdictAnswer {
+			kept.used = now
+			rs.line = kept
+		} else {
+			rest = kept
+		}
 	}
 	switch {
 	case judge(err) != verdictAnswer || now-l.since >= rs.stall():
@@ -286,12 +313,12 @@ func (rs *reads) next(l *lane, now time.Duration, err error) bool {
 	}
 	if len(rs.lanes) <= maxLanes { // else others have taken its place
 		if rs.fill(l, now); len(l.batch) > 0 {
-			return true
+			return true, rest
 		}
 	}
 	rs.lanes = slices.Delete(rs.lanes, i, i+1)
 	rs.idle = append(rs.idle, l)
-	return false
+	return false, rest
 }
 
 // fill gives a lane a batch out of what waits. The caller holds mu.
@@ -309,8 +336,11 @@ func (rs *reads) fill(l *lane, now time.Duration) {
 	rs.waiting = slices.Delete(rs.waiting, 0, n)
 }
 
-// watch gives up on what is overdue. It is called again when the next may be.
+// watch gives up on what is overdue, and on a line that nobody uses. It is called again
+// when the next may be.
 func (rs *reads) watch() {
+	var unused *line
+	defer func() { unused.close() }() // not under the lock: the pool may take its time
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	now, rest := rs.server.store.mono(), rs.stall()
@@ -341,7 +371,10 @@ func (rs *reads) watch() {
 		return late
 	})
 	rs.start(rs.open(now))
-	if rs.watched = len(rs.lanes) > 0; rs.watched {
+	if rs.along = 0; rs.line != nil && now-rs.line.used >= rs.stall() {
+		unused, rs.line = rs.line, nil
+	}
+	if rs.watched = len(rs.lanes) > 0 || rs.line != nil; rs.watched {
 		time.AfterFunc(rest, rs.watch)
 	}
 }
@@ -371,14 +404,35 @@ func (rs *reads) ask(l *lane) (err error) {
 }
 
 func (rs *reads) alone(ctx context.Context, r *reading) error {
-	v, err := rs.command(ctx, r.key)
+	v, err := command(ctx, rs.server.store.rdb, r.key)
 	r.end(v, err)
 	return err
 }
 
+// lone sends the GET of a caller who goes along, over its line if it has one.
+func (rs *reads) lone(ctx context.Context, kept *line, key string, now time.Duration) ([]byte, error) {
+	store := rs.server.store
+	if kept == nil {
+		return command(ctx, store.rdb, key)
+	}
+	if kept.conn == nil || now-kept.taken >= lineAge {
+		kept.close()
+		kept.conn, kept.taken = store.lender.Conn(), now
+	}
+	v, err := command(ctx, kept.conn, key)
+	if end, ok := ctx.Deadline(); judge(err) == verdictAnswer || ok && !time.Now().Before(end) {
+		return v, err
+	}
+	// The connection was cut, or is one to a server that has been replaced. That is known
+	// to the pool, which has others.
+	kept.close()
+	kept.conn = nil
+	return command(ctx, store.rdb, key)
+}
+
 // command sends one GET. A hook of the client that panics has not answered.
-func (rs *reads) command(ctx context.Context, key string) ([]byte, error) {
-	return singleflight.Protect(func() ([]byte, error) { return rs.server.store.rdb.Get(ctx, key).Bytes() })
+func command(ctx context.Context, to redis.Cmdable, key string) ([]byte, error) {
+	return singleflight.Protect(func() ([]byte, error) { return to.Get(ctx, key).Bytes() })
 }
 
 // end ends the reading, if it has not ended.

@@ -602,7 +602,7 @@ func TestTheWatchLeavesAReadingAloneThatIsOver(t *testing.T) {
 		if _, _, err := rs.get(t.Context(), "nothing", s.mono()); !errors.Is(err, redis.Nil) {
 			t.Errorf("the next reading ends with %v, want redis.Nil", err)
 		}
-		rs.next(l, s.mono(), nil)
+		rs.next(l, s.mono(), nil, nil)
 		time.Sleep(time.Second)
 		must(t, s.Wait(t.Context()))
 	})

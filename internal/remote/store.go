@@ -30,6 +30,7 @@ type Store struct {
 	replicas       int                // that a change waits for
 	watchesMasters bool               // the bus asks who they are
 	heedful        bool               // rdb heeds the deadlines of contexts
+	lender         *redis.Client      // rdb, if reads may keep a connection of it
 	start          time.Time          // a reading with a monotonic part; what the clocks count from
 	wall           func() time.Time   // the wall clock, which nothing is timed by: see apart
 	silent         error              // ErrNoAnswer, with the timeout
@@ -72,6 +73,7 @@ func NewStore(rdb redis.UniversalClient, namespace, instance string, timeout tim
 		channel:   namespace + ":bus",
 		timeout:   timeout,
 		heedful:   heedful(rdb),
+		lender:    lender(rdb),
 		silent:    fmt.Errorf("%w (%v)", ErrNoAnswer, timeout),
 		start:     time.Now(),
 		wall:      time.Now,
@@ -124,6 +126,7 @@ func (s *Store) Wait(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		s.calls.Wait()
+		s.server.reads.retire()
 		close(done)
 	}()
 	select {
