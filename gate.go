@@ -136,6 +136,9 @@ func open(ctx context.Context, options Options, wall func() time.Time) (*Gate, e
 	if _, ring := options.Redis.(*redis.Ring); ring {
 		return nil, &ConfigError{Field: "Options.Redis", Value: "a *redis.Ring", Want: "a client of a single node, Sentinel or Cluster: a ring moves keys without telling when a shard is down"}
 	}
+	if single, ok := options.Redis.(*redis.Client); ok && (single.Options().ClientSideCacheConfig != nil || single.Options().ClientSideCache != nil) {
+		return nil, &ConfigError{Field: "Options.Redis", Value: "a *redis.Client with client-side caching", Want: "one without: a read could have an entry from before a change that has returned; LocalTTL keeps entries in the process"}
+	}
 	g.store = remote.NewStore(options.Redis, options.Namespace, g.instance, options.RedisTimeout)
 	g.store.CountFrom(g.clock.start)
 	g.store.AwaitReplicas(options.ReplicaWait)

@@ -20,9 +20,9 @@ const Off = -1
 // default.
 type Options struct {
 	// Redis is the shared tier: a go-redis v9 client of a single node, of Sentinel or of a
-	// Cluster, Redis 6 or newer. The gate does not close it. Where the keys are on several
-	// nodes it must be a *redis.ClusterClient. nil: this process caches for itself alone,
-	// in the local tier.
+	// Cluster, Redis 6 or newer, without client-side caching. The gate does not close it.
+	// Where the keys are on several nodes it must be a *redis.ClusterClient. nil: this
+	// process caches for itself alone, in the local tier.
 	//
 	// Set ContextTimeoutEnabled in the client's options: a lone call then reads in its own
 	// goroutine, in half the time. Its deadline counts as before, but a cancel may then be

@@ -63,6 +63,8 @@ func TestAPolicyThatCannotBeIsRefusedByName(t *testing.T) { // C12, C33
 func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	t.Cleanup(func() { _ = ring.Close() })
+	caching := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ClientSideCacheConfig: &redis.ClientSideCacheConfig{}})
+	t.Cleanup(func() { _ = caching.Close() })
 	for _, c := range []struct {
 		field   string
 		options herdgate.Options
@@ -75,6 +77,7 @@ func TestOptionsThatCannotBeAreRefusedByName(t *testing.T) {
 		{"Options.ResendWindow", herdgate.Options{ResendWindow: time.Microsecond}},
 		{"Options.LocalBytes", herdgate.Options{LocalBytes: -7}},
 		{"Options.Redis", herdgate.Options{Redis: ring}},
+		{"Options.Redis", herdgate.Options{Redis: caching}},
 	} {
 		g, err := herdgate.Open(t.Context(), c.options)
 		e, ok := errors.AsType[*herdgate.ConfigError](err)
