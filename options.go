@@ -27,7 +27,7 @@ type Options struct {
 	// Set ContextTimeoutEnabled in the client's options: a lone call then reads in its own
 	// goroutine, in half the time. Its deadline counts as before, but a cancel may then be
 	// noticed up to RedisTimeout late. While such calls follow one another they keep one
-	// connection of the client's pool, if its PoolSize is more than 8.
+	// connection of the client's pool, if that may have more than 8 and is not a Cluster's.
 	Redis redis.UniversalClient
 
 	// Namespace is the first part of every Redis key and channel, and keeps apart

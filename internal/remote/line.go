@@ -11,7 +11,7 @@ const (
 	// they get a line.
 	lineAfter = 16
 	// lineAge is how long a connection is a line before the pool has it again, which looks
-	// after its age, its notifications and its credentials.
+	// after its age and its notifications.
 	lineAge = time.Second
 	// smallPool is the size of a pool that has no connection to spare.
 	smallPool = 8
