@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -179,14 +178,7 @@ func TestACallWithALineWhoseTimeIsOverSendsNothingMore(t *testing.T) {
 		follow(t, s, 2*lineAfter)
 		before := g.alone.Load()
 		stall()
-		over := errors.New("over")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), s.timeout/2, over)
-		defer cancel()
-		start := time.Now()
-		_, _, err := s.Get(ctx, s.Keys("c", "1"))
-		if took := time.Since(start); !errors.Is(err, over) || took != s.timeout/2 {
-			t.Errorf("a call with a deadline ended after %v with %v", took, err)
-		}
+		endsAtItsDeadline(t, s)
 		if n := g.alone.Load() - before; n != 1 {
 			t.Errorf("it has sent %d GETs", n)
 		}

@@ -423,8 +423,8 @@ func (rs *reads) lone(ctx context.Context, kept *line, key string, now time.Dura
 	if end, ok := ctx.Deadline(); judge(err) == verdictAnswer || ok && !time.Now().Before(end) {
 		return v, err
 	}
-	// The connection was cut, or is one to a server that has been replaced. That is known
-	// to the pool, which has others.
+	// The connection was cut, or is one to a server that has been replaced. The pool would
+	// have noticed, or has others.
 	kept.close()
 	kept.conn = nil
 	return command(ctx, store.rdb, key)

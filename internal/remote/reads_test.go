@@ -437,17 +437,23 @@ func TestWhatComesMeanwhileDoesNotKeepTheCallerThatReadsItself(t *testing.T) {
 	})
 }
 
+// endsAtItsDeadline reads with a deadline that comes before the timeout, from a server that does not answer.
+func endsAtItsDeadline(t *testing.T, s *Store) {
+	t.Helper()
+	over := errors.New("over")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), s.timeout/2, over)
+	defer cancel()
+	start := time.Now()
+	_, _, err := s.Get(ctx, s.Keys("c", "1"))
+	if took := time.Since(start); !errors.Is(err, over) || took != s.timeout/2 {
+		t.Errorf("a call with a deadline ended after %v with %v", took, err)
+	}
+}
+
 func TestACallerThatReadsItselfHeedsItsDeadlineAndTheTimeout(t *testing.T) {
 	trustedReads(t, func(t *testing.T, s *Store, g *gets, stall, resume func()) {
 		stall()
-		over := errors.New("over")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), s.timeout/2, over)
-		defer cancel()
-		start := time.Now()
-		_, _, err := s.Get(ctx, s.Keys("c", "1"))
-		if took := time.Since(start); !errors.Is(err, over) || took != s.timeout/2 {
-			t.Errorf("a call with a deadline ended after %v with %v", took, err)
-		}
+		endsAtItsDeadline(t, s)
 		if g.along.Load() != 1 {
 			t.Fatal("it did not read itself")
 		}
@@ -463,8 +469,8 @@ func TestACallerThatReadsItselfHeedsItsDeadlineAndTheTimeout(t *testing.T) {
 			t.Error("callers go along right after a stall")
 		}
 		stall()
-		start = time.Now()
-		_, _, err = s.Get(t.Context(), s.Keys("c", "1"))
+		start := time.Now()
+		_, _, err := s.Get(t.Context(), s.Keys("c", "1"))
 		if took := time.Since(start); !errors.Is(err, ErrNoAnswer) || took != s.timeout {
 			t.Errorf("a call without a deadline ended after %v with %v", took, err)
 		}
