@@ -632,5 +632,8 @@ func (p *promises) grant(q request, reply []any, at instant) error {
 	q.nonce = nonce
 	p.lease, p.until, p.granted, p.backoff, p.slack = &q, at.plus(q.ttl), at.now, 0, 0
 	p.given[nonce] = true
+	// A build key that a foreign hand replaced does not tell the last nonce: the same
+	// request, come again within the same microsecond, is given the same one anew.
+	delete(p.revoked, grantID{q.owner, nonce})
 	return nil
 }
