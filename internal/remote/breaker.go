@@ -375,6 +375,11 @@ func guarded[T any](ctx context.Context, r route, u urgency, command func(contex
 		var zero T
 		return zero, err
 	}
+	if r.script {
+		// A server that is a replica now answers reads, of what was; go-redis drops the
+		// connection whose command it refuses as one that writes. Let it be that of the reads.
+		r.reads.retire()
+	}
 	v, err := counted(ctx, r.breaker, r.store.patience(u), command)
 	r.done(ctx, sent, r.store.mono(), err)
 	return v, err

@@ -1,9 +1,12 @@
 package remote
 
 import (
+	"context"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/herdgate/herdgate/singleflight"
 )
 
 const (
@@ -25,6 +28,21 @@ type line struct {
 	conn  *redis.Conn
 	taken time.Duration // when, by the store's clock
 	used  time.Duration // when last
+}
+
+// onceGet is a GET over a line. Sent again, it would go over the same connection.
+type onceGet struct{ *redis.StringCmd }
+
+// NoRetry implements redis.Cmder.
+func (onceGet) NoRetry() bool { return true }
+
+// get sends a GET over the line.
+func (l *line) get(ctx context.Context, key string) ([]byte, error) {
+	cmd := redis.NewStringCmd(ctx, "get", key)
+	return singleflight.Protect(func() ([]byte, error) {
+		_ = l.conn.Process(ctx, onceGet{cmd}) // the command has the error too
+		return cmd.Bytes()
+	})
 }
 
 // lender is the client that lines may be taken from, nil for none. A Cluster's would not

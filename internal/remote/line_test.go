@@ -3,6 +3,7 @@ package remote
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -125,11 +126,21 @@ func TestReadsGoOnWhileALineHangs(t *testing.T) {
 	})
 }
 
+// tries is a redis.Limiter that counts how often a connection is asked for.
+type tries struct{ atomic.Int64 }
+
+func (n *tries) Allow() error       { n.Add(1); return nil }
+func (*tries) ReportResult(_ error) {}
+
 func TestALineThatWasCutCostsNoCallAnError(t *testing.T) {
 	t.Parallel()
 	server := testutil.StartRedis(t)
 	proxy := testutil.NewProxy(t, server.Addr())
-	s := newStore(testutil.NewClient(t, proxy.Addr(), func(o *redis.Options) { o.ContextTimeoutEnabled = true }))
+	n := &tries{}
+	s := newStore(testutil.NewClient(t, proxy.Addr(), func(o *redis.Options) {
+		o.ContextTimeoutEnabled = true
+		o.Limiter = n
+	}))
 	must(t, server.Client(t).Set(t.Context(), s.Keys("c", "0").V, entryOf(0), 0).Err())
 	for range 5 {
 		for taken(s) == 0 || out(s) != 1 { // until there is a line
@@ -137,13 +148,31 @@ func TestALineThatWasCutCostsNoCallAnError(t *testing.T) {
 		}
 		proxy.Cut()
 		proxy.Resume()
+		before := n.Load()
 		must(t, ask(t.Context(), s, 0))
+		if tried := n.Load() - before; tried > 4 { // the line; and for another connection, one and two to greet
+			t.Errorf("a read over a line that was cut took %d tries", tried)
+		}
 		must(t, ask(t.Context(), s, 0))
 	}
 	must(t, s.Wait(t.Context()))
 	if out(s) != 0 {
 		t.Errorf("%d connections are out for ever", out(s))
 	}
+}
+
+func TestAScriptMeetsTheConnectionThatReadsGoOver(t *testing.T) {
+	trustedReads(t, func(t *testing.T, s *Store, _ *gets, _, _ func()) {
+		follow(t, s, 2*lineAfter)
+		if out(s) != 1 {
+			t.Fatalf("%d connections are out, want the line", out(s))
+		}
+		_, err := s.Generation(t.Context(), "c")
+		must(t, err)
+		if out(s) != 0 {
+			t.Error("a script was sent over another connection than the reads")
+		}
+	})
 }
 
 func TestASmallPoolLendsNoLine(t *testing.T) {

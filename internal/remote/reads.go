@@ -250,12 +250,12 @@ func (rs *reads) ride(ctx context.Context, l *lane, kept *line, key string, now 
 	defer func() {
 		end = store.mono()
 		more, rest := rs.next(l, end, err, kept)
+		rest.close()
 		if more {
 			rs.start(l)
 		} else {
-			defer store.calls.Done()
+			store.calls.Done()
 		}
-		rest.close()
 	}()
 	until := store.start.Add(now + store.timeout)
 	within := ctx //nolint:contextcheck // see lent
@@ -419,7 +419,7 @@ func (rs *reads) lone(ctx context.Context, kept *line, key string, now time.Dura
 		kept.close()
 		kept.conn, kept.taken = store.lender.Conn(), now
 	}
-	v, err := command(ctx, kept.conn, key)
+	v, err := kept.get(ctx, key)
 	if end, ok := ctx.Deadline(); judge(err) == verdictAnswer || ok && !time.Now().Before(end) {
 		return v, err
 	}
@@ -431,8 +431,8 @@ func (rs *reads) lone(ctx context.Context, kept *line, key string, now time.Dura
 }
 
 // command sends one GET. A hook of the client that panics has not answered.
-func command(ctx context.Context, to redis.Cmdable, key string) ([]byte, error) {
-	return singleflight.Protect(func() ([]byte, error) { return to.Get(ctx, key).Bytes() })
+func command(ctx context.Context, rdb redis.UniversalClient, key string) ([]byte, error) {
+	return singleflight.Protect(func() ([]byte, error) { return rdb.Get(ctx, key).Bytes() })
 }
 
 // end ends the reading, if it has not ended.
