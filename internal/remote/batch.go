@@ -29,7 +29,7 @@ type Answer[T any] struct {
 // An MGET says of an entry of a wrong type that there is none; what is stored replaces it.
 func (s *Store) ReadMany(ctx context.Context, keys []Keys) []Answer[[]byte] {
 	read := s.getMany
-	if _, single := s.rdb.(*redis.Client); single {
+	if s.mgets() {
 		read = s.mget
 	}
 	return perNode(ctx, s, keys, func(part []int) ([]Answer[[]byte], error) {
@@ -41,19 +41,39 @@ func (s *Store) ReadMany(ctx context.Context, keys []Keys) []Answer[[]byte] {
 	})
 }
 
+// mgets reports whether an MGET may ask for several keys.
+func (s *Store) mgets() bool {
+	_, single := s.rdb.(*redis.Client)
+	return single && !s.slotted.Load()
+}
+
+// mget also says of an empty string that there is none. Values are not copied.
 func (s *Store) mget(ctx context.Context, names []string) ([]Answer[[]byte], error) {
-	values, err := s.rdb.MGet(ctx, names...).Result()
-	if err != nil {
+	args := make([]any, 1, 1+len(names))
+	args[0] = "mget"
+	for _, name := range names {
+		args = append(args, name)
+	}
+	cmd := redis.NewStringSliceCmd(ctx, args...)
+	switch err := s.rdb.Process(ctx, cmd); {
+	case crossesSlots(err):
+		s.slotted.Store(true)
+		return s.getMany(ctx, names)
+	case err != nil:
 		return nil, err
 	}
 	answers := make([]Answer[[]byte], len(names))
-	for i, v := range values {
-		if text, ok := v.(string); ok {
-			answers[i].Value = []byte(text)
+	var value redis.StringCmd
+	for i, text := range cmd.Val() {
+		if text != "" {
+			value.SetVal(text)
+			answers[i].Value, _ = value.Bytes() // no error was set
 		}
 	}
 	return answers, nil
 }
+
+func crossesSlots(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "CROSSSLOT ") }
 
 func (s *Store) getMany(ctx context.Context, names []string) ([]Answer[[]byte], error) {
 	pipe := s.rdb.Pipeline()

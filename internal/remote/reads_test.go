@@ -17,14 +17,14 @@ import (
 	"github.com/herdgate/herdgate/internal/testutil"
 )
 
-// gets is a client that holds GETs back while it is told to, and counts them.
+// gets is a client that holds reads back while it is told to, and counts them.
 type gets struct {
-	hold      atomic.Pointer[chan struct{}] // nil: it does not
-	along     atomic.Int64                  // GETs by their own callers
-	refuse    error                         // what becomes of pipelines, if not nil
-	alone     atomic.Int64
-	pipelines atomic.Int64
-	piped     atomic.Int64 // GETs in them
+	hold    atomic.Pointer[chan struct{}] // nil: it does not
+	along   atomic.Int64                  // GETs by their own callers
+	refuse  error                         // what becomes of pipelines, if not nil
+	alone   atomic.Int64
+	batches atomic.Int64 // MGETs and pipelines
+	batched atomic.Int64 // keys in them
 }
 
 func (g *gets) block() (release func()) {
@@ -46,11 +46,16 @@ func (*gets) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (g *gets) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == "get" {
+		switch cmd.Name() {
+		case "get":
 			g.alone.Add(1)
 			if _, ofLane := ctx.(lent); !ofLane {
 				g.along.Add(1)
 			}
+			g.wait()
+		case "mget":
+			g.batches.Add(1)
+			g.batched.Add(int64(len(cmd.Args()) - 1))
 			g.wait()
 		}
 		return next(ctx, cmd)
@@ -59,8 +64,8 @@ func (g *gets) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (g *gets) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		g.pipelines.Add(1)
-		g.piped.Add(int64(len(cmds)))
+		g.batches.Add(1)
+		g.batched.Add(int64(len(cmds)))
 		if g.refuse != nil {
 			return g.refuse
 		}
@@ -69,22 +74,32 @@ func (g *gets) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// heldReads runs a test in virtual time whose client holds GETs back as it is told.
-// Key n has the entry n.
+// ownClient is a client of which nothing is known, so that it gets pipelines.
+type ownClient struct{ redis.UniversalClient }
+
+// heldReads runs a test in virtual time whose client holds reads back as it is told, one
+// that gets MGETs and one that gets pipelines. Key n has the entry n.
 func heldReads(t *testing.T, test func(t *testing.T, s *Store, g *gets)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		_, client := testutil.NewBubbleRedis(t)
-		rdb := client()
-		s := newStore(rdb)
-		for n := range 200 {
-			must(t, rdb.Set(t.Context(), s.Keys("c", strconv.Itoa(n)).V, entryOf(n), 0).Err())
-		}
-		g := &gets{}
-		rdb.AddHook(g)
-		test(t, s, g)
-		must(t, s.Wait(t.Context()))
-	})
+	for name, of := range map[string]func(*redis.Client) redis.UniversalClient{
+		"MGET":      func(client *redis.Client) redis.UniversalClient { return client },
+		"pipelines": func(client *redis.Client) redis.UniversalClient { return ownClient{client} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, client := testutil.NewBubbleRedis(t)
+				rdb := client()
+				s := newStore(of(rdb))
+				for n := range 200 {
+					must(t, rdb.Set(t.Context(), s.Keys("c", strconv.Itoa(n)).V, entryOf(n), 0).Err())
+				}
+				g := &gets{}
+				rdb.AddHook(g)
+				test(t, s, g)
+				must(t, s.Wait(t.Context()))
+			})
+		})
+	}
 }
 
 func entryOf(n int) string { return "entry of " + strconv.Itoa(n) }
@@ -111,31 +126,31 @@ func askedTogether(t *testing.T, s *Store, n int) (outcomes []error, wg *sync.Wa
 	return outcomes, wg
 }
 
-func TestReadsThatComeWhileAllLanesAreOutShareAPipeline(t *testing.T) {
+func TestReadsThatComeWhileAllLanesAreOutGoTogether(t *testing.T) {
 	heldReads(t, func(t *testing.T, s *Store, g *gets) {
 		release := g.block()
 		outcomes, wg := askedTogether(t, s, maxLanes+50)
-		if g.alone.Load() != maxLanes || g.pipelines.Load() != 0 {
-			t.Errorf("%d GETs and %d pipelines are out, want %d and none", g.alone.Load(), g.pipelines.Load(), maxLanes)
+		if g.alone.Load() != maxLanes || g.batches.Load() != 0 {
+			t.Errorf("%d GETs and %d batches are out, want %d and none", g.alone.Load(), g.batches.Load(), maxLanes)
 		}
 		release()
 		wg.Wait()
 		must(t, errors.Join(outcomes...))
-		if g.alone.Load() != maxLanes || g.pipelines.Load() != 1 || g.piped.Load() != 50 {
-			t.Errorf("%d GETs and %d pipelines of %d were sent, want %d and one of 50", g.alone.Load(), g.pipelines.Load(), g.piped.Load(), maxLanes)
+		if g.alone.Load() != maxLanes || g.batches.Load() != 1 || g.batched.Load() != 50 {
+			t.Errorf("%d GETs and %d batches of %d were sent, want %d and one of 50", g.alone.Load(), g.batches.Load(), g.batched.Load(), maxLanes)
 		}
 	})
 }
 
-func TestAPipelineOfReadsIsLimited(t *testing.T) {
+func TestNotMoreThanSoManyReadsGoTogether(t *testing.T) {
 	heldReads(t, func(t *testing.T, s *Store, g *gets) {
 		release := g.block()
 		outcomes, wg := askedTogether(t, s, maxLanes+maxTogether+10)
 		release()
 		wg.Wait()
 		must(t, errors.Join(outcomes...))
-		if g.pipelines.Load() != 2 {
-			t.Errorf("%d pipelines of %d reads in all", g.pipelines.Load(), g.piped.Load())
+		if g.batches.Load() != 2 {
+			t.Errorf("%d batches of %d reads in all", g.batches.Load(), g.batched.Load())
 		}
 	})
 }
@@ -234,7 +249,7 @@ func TestAReadWhoseCallerHasLeftIsNotSent(t *testing.T) {
 		release()
 		wg.Wait()
 		must(t, errors.Join(outcomes...))
-		if n := g.alone.Load() + g.piped.Load(); n != maxLanes {
+		if n := g.alone.Load() + g.batched.Load(); n != maxLanes {
 			t.Errorf("%d GETs were sent, want %d", n, maxLanes)
 		}
 	})
@@ -251,7 +266,7 @@ func TestAClientThatCannotPipelineReadsOneByOne(t *testing.T) {
 	})
 }
 
-func TestOneBadKeyDoesNotSpoilItsPipeline(t *testing.T) {
+func TestOneBadKeyDoesNotSpoilTheReadsBesideIt(t *testing.T) {
 	heldReads(t, func(t *testing.T, s *Store, g *gets) {
 		list := s.Keys("c", "list")
 		must(t, s.rdb.RPush(t.Context(), list.V, "x").Err())
@@ -265,10 +280,62 @@ func TestOneBadKeyDoesNotSpoilItsPipeline(t *testing.T) {
 		release()
 		wg.Wait()
 		must(t, errors.Join(outcomes...))
-		if !errors.Is(wrong, ErrWrongType) || entry != nil || absent != nil || g.pipelines.Load() != 1 {
-			t.Errorf("a list: %v; an absent key: %q, %v; %d pipelines", wrong, entry, absent, g.pipelines.Load())
+		_, single := s.rdb.(*redis.Client) // an MGET says of a list that there is nothing
+		if single && wrong != nil || !single && !errors.Is(wrong, ErrWrongType) || entry != nil || absent != nil || g.batches.Load() != 1 {
+			t.Errorf("a list: %v; an absent key: %q, %v; %d batches", wrong, entry, absent, g.batches.Load())
 		}
 	})
+}
+
+func TestKeysOfSeveralSlotsAreReadFromAClusterOfOneNode(t *testing.T) {
+	t.Parallel()
+	rdb := testutil.StartClusterOfOne(t).Client(t)
+	g := &gets{}
+	rdb.AddHook(g)
+	read := map[string]func(*Store, int) error{
+		"by calls that come together": func(s *Store, n int) error {
+			release := g.block()
+			outcomes := make([]error, n)
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() { outcomes[i] = ask(t.Context(), s, i) })
+			}
+			testutil.Eventually(t, 5*time.Second, func() bool {
+				rs := &s.server.reads
+				rs.mu.Lock()
+				defer rs.mu.Unlock()
+				return len(rs.waiting) == n-maxLanes
+			}, "all but two wait")
+			release()
+			wg.Wait()
+			return errors.Join(outcomes...)
+		},
+		"by one call": func(s *Store, n int) error {
+			keys := make([]Keys, n)
+			for i := range keys {
+				keys[i] = s.Keys("c", strconv.Itoa(i))
+			}
+			for i, a := range s.ReadMany(t.Context(), keys) {
+				if a.Err != nil || string(a.Value) != entryOf(i) {
+					return fmt.Errorf("key %d: %q, %w", i, a.Value, a.Err)
+				}
+			}
+			return nil
+		},
+	}
+	const n = 20
+	for i := range n {
+		must(t, rdb.Set(t.Context(), newStore(rdb).Keys("c", strconv.Itoa(i)).V, entryOf(i), 0).Err())
+	}
+	for how, all := range read {
+		s := NewStore(rdb, "test", "here", time.Minute) // the reads are held back
+		for range 2 {
+			if err := all(s, n); err != nil {
+				t.Errorf("%s: %v", how, err)
+			}
+		}
+		must(t, s.Wait(t.Context()))
+	}
 }
 
 type valueKey struct{}

@@ -152,7 +152,7 @@ func (s *Store) Sharded(ctx context.Context) bool {
 			keys[i] = s.probeKey(strconv.Itoa(i))
 		}
 		err := s.rdb.Process(ctx, evalCmd(ctx, "eval", nothing, keys[:2], nil))
-		if err == nil || !strings.HasPrefix(err.Error(), "CROSSSLOT ") {
+		if !crossesSlots(err) {
 			return false, err
 		}
 		pipe := s.rdb.Pipeline()

@@ -50,6 +50,7 @@ type Store struct {
 	stop  func()         // closes quit, once
 
 	server  breaker          // of the one server, or a Cluster of which nothing is known yet
+	slotted atomic.Bool      // the one server is that of a Cluster, and takes no keys of several slots
 	routed  atomic.Bool      // a command was answered: a Cluster's client knows its masters
 	downs   atomic.Int64     // breakers that are open
 	revived chan struct{}    // gets a token when a server may be back: the bus then waits no longer

@@ -49,13 +49,7 @@ func startCluster(tb testing.TB, replicas int) *Cluster {
 	cli := findTool(tb, "redis-cli")
 	c := &Cluster{tb: tb}
 	for range clusterMasters * (1 + replicas) {
-		// The bus is by default at port+10000, which may not exist or be taken.
-		c.Nodes = append(c.Nodes, startRedis(tb, func() []string {
-			return []string{
-				"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
-				"--cluster-port", strconv.Itoa(freePort(tb)),
-			}
-		}))
+		c.Nodes = append(c.Nodes, startNode(tb))
 	}
 	ctx, cancel := bounded(tb, clusterStart)
 	defer cancel()
@@ -64,9 +58,33 @@ func startCluster(tb testing.TB, replicas int) *Cluster {
 		tb.Fatalf("redis-cli cannot make a cluster: %v\n%s", err, out)
 	}
 	for _, n := range c.Nodes {
-		Eventually(tb, clusterStart, func() bool { return n.inCluster(ctx) }, "node "+n.Addr()+" serves in the cluster")
+		Eventually(tb, clusterStart, func() bool { return n.inCluster(ctx, clusterMasters) }, "node "+n.Addr()+" serves in the cluster")
 	}
 	return c
+}
+
+func startNode(tb testing.TB) *Redis {
+	tb.Helper()
+	// The bus is by default at port+10000, which may not exist or be taken.
+	return startRedis(tb, func() []string {
+		return []string{
+			"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+			"--cluster-port", strconv.Itoa(freePort(tb)),
+		}
+	})
+}
+
+// StartClusterOfOne starts a Cluster of one node, which has all slots.
+func StartClusterOfOne(tb testing.TB) *Redis {
+	tb.Helper()
+	n := startNode(tb)
+	ctx, cancel := bounded(tb, clusterStart)
+	defer cancel()
+	if err := n.Client(tb).ClusterAddSlotsRange(ctx, 0, 16383).Err(); err != nil {
+		tb.Fatal(err)
+	}
+	Eventually(tb, clusterStart, func() bool { return n.inCluster(ctx, 1) }, "node "+n.Addr()+" serves in the cluster")
+	return n
 }
 
 // Addrs are the host:port of the nodes.
@@ -112,7 +130,7 @@ func (c *Cluster) Client(tb testing.TB, opts ...func(*redis.ClusterOptions)) *re
 }
 
 // inCluster reports whether r knows three masters and that all slots are served.
-func (r *Redis) inCluster(ctx context.Context) bool {
+func (r *Redis) inCluster(ctx context.Context, masters int) bool {
 	info, err := r.command(ctx, "CLUSTER INFO")
-	return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_size:3")
+	return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_size:"+strconv.Itoa(masters))
 }
