@@ -185,7 +185,7 @@ func judge(err error) verdict {
 	}
 	answer, ok := errors.AsType[redis.Error](err)
 	switch {
-	case errors.Is(err, lock.ErrNotHeld), errors.Is(err, ErrNotReplicated), errors.Is(err, errNoMaster): // read from replies
+	case errors.Is(err, lock.ErrNotHeld), errors.Is(err, ErrWrongType), errors.Is(err, ErrNotReplicated), errors.Is(err, errNoMaster): // read from replies
 		return verdictAnswer
 	case !ok:
 		return verdictSilence

@@ -435,7 +435,7 @@ func TestErrorsAreJudgedByWhatTheySayOfTheServer(t *testing.T) {
 			t.Errorf("%q is judged %d, want %d", text, got, want)
 		}
 	}
-	for _, err := range []error{nil, redis.Nil} {
+	for _, err := range []error{nil, redis.Nil, ErrWrongType} {
 		if judge(err) != verdictAnswer {
 			t.Errorf("%v is no answer", err)
 		}
