@@ -533,6 +533,10 @@ func TestAServerIsFoundBackSoonHoweverLongItWasAway(t *testing.T) {
 					c, err := dial(ctx, network, addr)
 					mu.Lock()
 					defer mu.Unlock()
+					if err == nil && away.Load() { // meanwhile: those there were are closed already
+						_ = c.Close()
+						return nil, syscall.ECONNREFUSED
+					}
 					conns = append(conns, c)
 					return c, err
 				}
