@@ -337,8 +337,10 @@ func TestATaggedEntryCostsOneMoreCommandWhereItsTagsAreNotKnown(t *testing.T) { 
 		if n := least(keys[1:]...); n > 1 {
 			w.Errorf("%d commands where the tags are known", n)
 		}
-		if n := least("2", "2", "2"); n != 0 {
-			w.Errorf("%d commands for a local hit", n)
+		for range 3 {
+			if n := least("2"); n != 0 {
+				w.Errorf("%d commands for a local hit", n)
+			}
 		}
 		if err := a.InvalidateTags(w.Context(), "three"); err != nil {
 			w.Fatal(err)

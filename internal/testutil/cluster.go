@@ -129,7 +129,7 @@ func (c *Cluster) Client(tb testing.TB, opts ...func(*redis.ClusterOptions)) *re
 	return client
 }
 
-// inCluster reports whether r knows three masters and that all slots are served.
+// inCluster reports whether r knows so many masters and that all slots are served.
 func (r *Redis) inCluster(ctx context.Context, masters int) bool {
 	info, err := r.command(ctx, "CLUSTER INFO")
 	return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_size:"+strconv.Itoa(masters))
